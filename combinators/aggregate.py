@@ -1,0 +1,59 @@
+"""aggregate: weights are applied to values. Weights -> array."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from .errors import CompositionError
+from .records import Weights, Width
+from .term import Context, Leaf, form, mistaken
+
+__all__ = ["aggregate", "largest", "weighted_sum"]
+
+
+def weighted_sum(weights: Weights) -> Array:
+    """sum over s of weight[t, s] value[s]: the weights applied to their values."""
+    return weights(weights.value)
+
+
+def largest(weights: Weights) -> Array:
+    """The largest of the values that have a weight, number by number; 0 where none has.
+
+    >>> largest(Weights(jnp.array([[1.0, 1.0, 0.0]]), jnp.array([[1.0], [2.0], [9.0]])))
+    Array([[2.]], dtype=float32)
+    """
+    taken = weights.weight[:, :, None] != 0
+    lowest = jnp.finfo(weights.value.dtype).min
+    best = jnp.max(jnp.where(taken, weights.value, lowest), 1, initial=lowest)
+    return jnp.where(taken.any(1), best, 0)
+
+
+@form
+class aggregate(Leaf):
+    """Mixes the values: Weights -> (T, e).
+
+    The weighted sum applies the function that normalizing yielded, `weights(value)`; another fold
+    over values is a function of Weights, such as `largest`.
+
+    >>> from combinax.combinators import Weights
+    >>> aggregate()({}, Weights(jnp.array([[0.5, 0.5]]), jnp.array([[1.0], [3.0]])))
+    Array([[2.]], dtype=float32)
+    """
+
+    fold: Callable[[Weights], Array] = weighted_sum
+
+    def flow(self, kind: Any) -> Any:
+        if kind is None:
+            return Width()
+        if not isinstance(kind, Weights):
+            raise CompositionError(mistaken(self, "weights", kind))
+        return kind.value
+
+    def apply(self, params: Any, x: Weights, context: Context) -> Array:
+        if not isinstance(x, Weights):
+            raise CompositionError(mistaken(self, "weights", x))
+        return self.fold(x)

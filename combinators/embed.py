@@ -1,0 +1,274 @@
+"""Where vectors come from: tables of tokens and positions, waves, and rotation by position."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from .errors import CompositionError
+from .project import at_least_one, floats, one_sequence, rows_at
+from .records import Range, Width, show
+from .term import Context, Leaf, Parameter, Run, Term, as_term, form
+from .values import sums
+
+__all__ = ["embed", "half_split", "interleaved", "position_embed", "rotary", "sinusoidal", "tied"]
+
+small_normal = jax.nn.initializers.normal(0.02)
+
+
+def looked_up(table: Array, index: Any, what: str) -> Array:
+    """Rows of a table. Past its end: an error where the index is known, NaN where it is traced."""
+    if isinstance(index, Range):
+        if not 0 <= index.start <= index.start + index.length <= len(table):
+            last = index.start + index.length - 1
+            raise CompositionError(f"{what} {last} is past a table of {len(table)}")
+        return table[index.start : index.start + index.length]
+    if not isinstance(index, jax.core.Tracer) and index.size:
+        low, high = int(index.min()), int(index.max())
+        if low < 0 or high >= len(table):
+            wrong = low if low < 0 else high
+            raise CompositionError(f"{what} {wrong} is past a table of {len(table)}")
+    inside = jnp.where(index < 0, len(table), index)
+    return table.at[inside].get(mode="fill", fill_value=jnp.nan)
+
+
+@form
+class embed(Leaf):
+    """`embed(n, d)` looks tokens up in a table of n rows: integers (T,) -> (T, d).
+
+    The table starts normal with deviation 0.02 (Radford et al. 2019). A token past the table is
+    an error where its value is known; inside jit, where nothing can be raised, it gives NaN,
+    never another token's row.
+
+    Raises CompositionError for floats and for tokens past the table.
+
+    >>> params = embed(8, 2).init(jax.random.key(0), jnp.array([1, 2]))
+    >>> embed(8, 2)(params, jnp.array([1, 2, 2])).shape
+    (3, 2)
+    """
+
+    vocabulary: int
+    width: int
+
+    def __post_init__(self):
+        super().__post_init__()
+        at_least_one(self, vocabulary=self.vocabulary, width=self.width)
+
+    def flow(self, kind: Any) -> Any:
+        super().flow(kind)
+        return Width(self.width)
+
+    def parameters(self, x: Any) -> dict[str, Parameter]:
+        if not jnp.issubdtype(x.dtype, jnp.integer):
+            raise CompositionError(f"embed takes integers and gets {show(x)}")
+        axes = ("vocabulary", "out")
+        return {"table": Parameter((self.vocabulary, self.width), small_normal, axes)}
+
+    def apply(self, params: Mapping[str, Array], x: Array, context: Context) -> Array:
+        return looked_up(params["table"], jnp.asarray(x), "token")
+
+
+@form
+class Unembed(Leaf):
+    """Scores each token of an embedding's table: (T, d) -> (T, vocabulary)."""
+
+    embed: embed
+
+    def parameters(self, x: Any) -> dict[str, Parameter]:
+        if x.shape[-1] != self.embed.width:
+            raise CompositionError(
+                f"tied scores vectors with the table of {self.embed!r}, so the body has to end "
+                f"with width {self.embed.width}; it ends with {x.shape[-1]}"
+            )
+        axes = ("vocabulary", "out")
+        return {"table": Parameter((self.embed.vocabulary, self.embed.width), small_normal, axes)}
+
+    def apply(self, params: Mapping[str, Array], x: Array, context: Context) -> Array:
+        logits = jnp.matmul(x, params["table"].T, preferred_element_type=sums(x, context))
+        return logits.astype(x.dtype)
+
+
+@form
+class Tied(Term):
+    """See `tied`."""
+
+    embed: embed
+    body: Term
+
+    word = "tied"
+
+    @property
+    def parts(self) -> tuple[Term, ...]:
+        return self.embed, self.body
+
+    def __repr__(self) -> str:
+        return f"tied({self.embed!r}, {self.body!r})"
+
+    def flow(self, kind: Any) -> Any:
+        after = self.body.flow(self.embed.flow(kind))
+        if isinstance(after, Width) and after.width not in (None, self.embed.width):
+            raise CompositionError(
+                f"tied scores vectors with the table of {self.embed!r}, so the body has to end "
+                f"with width {self.embed.width}; it ends with {after.width}"
+            )
+        return Width(self.embed.vocabulary)
+
+    def wire(self, run: Run, x: Any, context: Context) -> Any:
+        x = run.part(self, 0, x, context)
+        x = run.part(self, 1, x, context)
+        return Unembed(self.embed).wire(run.enter(self.names[0]), x, context)
+
+
+def tied(embedding: Term, body: Term) -> Term:
+    """`tied(embed(n, d), body)` is unembed ∘ body ∘ embed with one table: tokens -> logits.
+
+    The same table that turns tokens into vectors scores the vectors that come out (Press and
+    Wolf 2017): one leaf, whose gradient is the sum of both uses.
+
+    Raises CompositionError unless the body gives back the width of the embedding.
+
+    >>> from combinax.combinators import rms_norm
+    >>> term = tied(embed(8, 4), rms_norm())
+    >>> term(term.init(jax.random.key(0), jnp.array([1])), jnp.array([1, 2])).shape
+    (2, 8)
+    """
+    if not isinstance(as_term(embedding, "tied"), embed):
+        raise CompositionError(f"tied takes embed(vocabulary, width) first, not {embedding!r}")
+    return Tied(embedding, as_term(body, "tied"))
+
+
+@form
+class position_embed(Leaf):
+    """`position_embed(n)` adds a learned vector for each of n positions: (T, d) -> (T, d).
+
+    Raises CompositionError for a position past the table; inside jit a traced position past it
+    gives NaN, never another position's row.
+
+    >>> params = position_embed(8).init(jax.random.key(0), jnp.zeros((3, 2)))
+    >>> params["table"].shape
+    (8, 2)
+    """
+
+    length: int
+
+    def __post_init__(self):
+        super().__post_init__()
+        at_least_one(self, length=self.length)
+
+    def flow(self, kind: Any) -> Any:
+        super().flow(kind)
+        return kind
+
+    def parameters(self, x: Any) -> dict[str, Parameter]:
+        floats(self, x)
+        one_sequence("position_embed", x)
+        axes = ("positions", "out")
+        return {"table": Parameter((self.length, x.shape[-1]), small_normal, axes)}
+
+    def apply(self, params: Mapping[str, Array], x: Array, context: Context) -> Array:
+        return x + looked_up(params["table"], rows_at(context, len(x)).position, "position")
+
+
+@form
+class sinusoidal(Leaf):
+    """Adds waves of position, sines then cosines: (T, d) -> (T, d) (Vaswani et al. 2017).
+
+    Wave i of d/2 has the angle position / base^(2i/d).
+
+    Raises CompositionError for an odd width.
+
+    >>> sinusoidal()({}, jnp.zeros((1, 4)))
+    Array([[0., 0., 1., 1.]], dtype=float32)
+    """
+
+    base: float = 10000.0
+
+    def flow(self, kind: Any) -> Any:
+        super().flow(kind)
+        return kind
+
+    def apply(self, params: Any, x: Array, context: Context) -> Array:
+        floats(self, x)
+        one_sequence("sinusoidal", x)
+        angle = angles(rows_at(context, len(x)).position, x.shape[-1], self.base)
+        return x + jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], -1).astype(x.dtype)
+
+
+def angles(
+    position: Range | Array,
+    width: int,
+    base: float,
+    scaling: Callable[[Any], Any] = lambda frequency: frequency,
+) -> Array:
+    """position · base^(-2i/width) for i below width / 2, in at least float32."""
+    if width % 2:
+        raise CompositionError(f"waves come in pairs, so the width is even; it is {width}")
+    frequency = scaling(base ** (-np.arange(0, width, 2) / width))
+    position = position.array() if isinstance(position, Range) else position
+    return position[:, None] * jnp.asarray(frequency, jnp.result_type(float))
+
+
+def half_split(x: Array) -> tuple[Array, Array]:
+    """Pairs number i with number i + d/2 (Llama, GPT-NeoX)."""
+    first, second = jnp.split(x, 2, -1)
+    return first, second
+
+
+def interleaved(x: Array) -> tuple[Array, Array]:
+    """Pairs number 2i with number 2i + 1 (Su et al. 2021)."""
+    return x[..., ::2], x[..., 1::2]
+
+
+JOINED = {
+    half_split: lambda a, b: jnp.concatenate([a, b], -1),
+    interleaved: lambda a, b: jnp.stack([a, b], -1).reshape(*a.shape[:-1], -1),
+}
+
+
+@form
+class rotary(Leaf):
+    """Turns pairs of numbers by an angle proportional to position: (T, d) -> (T, d).
+
+    (a, b) becomes (a cos θ - b sin θ, a sin θ + b cos θ) with θ = position · base^(-2i/d), so the
+    dot product of a query and a key depends on their distance alone (Su et al. 2021). `pairs` is
+    `half_split` or `interleaved`; `width` rotates only the first numbers of each vector;
+    `scaling` is any function of the frequencies (interpolation, Llama 3 …).
+
+    Raises CompositionError for an odd width, or one above that of x.
+
+    >>> rotary()({}, jnp.ones((2, 2)))[1]
+    Array([-0.30116868,  1.3817732 ], dtype=float32)
+    """
+
+    base: float = 10000.0
+    pairs: Callable[[Array], tuple[Array, Array]] = half_split
+    width: int | None = None
+    scaling: Callable[[Any], Any] | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.pairs not in JOINED:
+            raise CompositionError(f"pairs is half_split or interleaved, not {self.pairs!r}")
+
+    def flow(self, kind: Any) -> Any:
+        super().flow(kind)
+        return kind
+
+    def apply(self, params: Any, x: Array, context: Context) -> Array:
+        floats(self, x)
+        one_sequence("rotary", x)
+        width = x.shape[-1] if self.width is None else self.width
+        if not 0 < width <= x.shape[-1]:
+            raise CompositionError(f"rotary(width={width}) of vectors of width {x.shape[-1]}")
+        scaling = self.scaling or (lambda frequency: frequency)
+        angle = angles(rows_at(context, len(x)).position, width, self.base, scaling)
+        turn = jnp.promote_types(x.dtype, jnp.float32)
+        cos, sin = jnp.cos(angle).astype(turn), jnp.sin(angle).astype(turn)
+        a, b = self.pairs(x[:, :width].astype(turn))
+        turned = JOINED[self.pairs](a * cos - b * sin, a * sin + b * cos).astype(x.dtype)
+        return jnp.concatenate([turned, x[:, width:]], -1) if width < x.shape[-1] else turned

@@ -1,0 +1,55 @@
+"""Errors: inner code gives the reason, the composition adds what, where and the shapes, once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+__all__ = ["CompositionError", "ContextError", "ParameterError", "TermError"]
+
+
+class Line(NamedTuple):
+    """One stage of a pipeline as an error shows it: the stage and what it turns into what."""
+
+    stage: str
+    flow: str
+
+
+class TermError(ValueError):
+    """Base of every error that a term raises.
+
+    `reason` is what is wrong and what would fix it. `placed` adds the stage at fault and the
+    pipeline that led there; an error is placed once, by the innermost composition around it, and
+    passes through outer terms unchanged.
+    """
+
+    def __init__(self, reason: str, headline: str = "", pipeline: Sequence[Line] = ()):
+        self.reason, self.headline, self.pipeline = reason, headline, tuple(pipeline)
+        super().__init__(self.text())
+
+    def placed(self, headline: str, pipeline: Sequence[Line]) -> TermError:
+        return self if self.headline else type(self)(self.reason, headline, pipeline)
+
+    def text(self) -> str:
+        if not self.headline:
+            return self.reason
+        width = min(60, max((len(line.stage) for line in self.pipeline), default=0))
+        lines = [
+            f"  {'>' if last else ' '} {line.stage:<{width}}  {line.flow}".rstrip()
+            for last, line in zip(
+                [False] * (len(self.pipeline) - 1) + [True], self.pipeline, strict=False
+            )
+        ]
+        return "\n".join([self.headline + ":", "  " + self.reason, *lines])
+
+
+class CompositionError(TermError):
+    """Stages that do not fit each other, or a value that does not fit its stage."""
+
+
+class ContextError(TermError):
+    """A keyword that a term needs and did not get, or got and does not know, or cannot use."""
+
+
+class ParameterError(TermError):
+    """Parameters that belong to another term: missing, left over, or of another shape."""

@@ -1,0 +1,341 @@
+"""normalize: scores become weights. Scores -> Weights, weight 0 wherever a key is not visible.
+
+A normalizer is elementwise (`gelu`, `sigmoid`: each score for itself; useless hints are cut) or
+works on rows (`softmax`: hints compete). A row normalizer says what one block of keys
+contributes, how two blocks merge, and what the weights are divided by in the end; the whole
+table is the case of one block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from .errors import CompositionError
+from .project import at_least_one
+from .records import Scores, Weights, Width, show
+from .term import Context, Leaf, Term, as_term, form, mistaken, reference
+from .values import pointwise
+
+__all__ = [
+    "RowNormalizer", "entmax15", "gelu", "gelu_tanh", "hardmax", "log_sum_exp", "normalize", "relu",
+    "relu_squared", "row_sum", "sigmoid", "silu", "softmax", "sparsemax", "top_k",
+]  # fmt: skip
+
+
+def squared_relu(x: Array) -> Array:
+    return jnp.square(jax.nn.relu(x))
+
+
+def exact_gelu(x: Array) -> Array:
+    return jax.nn.gelu(x, approximate=False)
+
+
+# Elementwise normalizers are pointwise terms: on an array they are the activation itself.
+
+relu = pointwise(jax.nn.relu, "relu")
+"""max(x, 0)."""
+relu_squared = pointwise(squared_relu, "relu_squared")
+"""max(x, 0)² (So et al. 2021)."""
+gelu = pointwise(exact_gelu, "gelu")
+"""x Φ(x), exact (Hendrycks and Gimpel 2016)."""
+gelu_tanh = pointwise(jax.nn.gelu, "gelu_tanh")
+"""The tanh form of gelu (Hendrycks and Gimpel 2016)."""
+silu = pointwise(jax.nn.silu, "silu")
+"""x sigmoid(x) (Elfwing et al. 2017)."""
+sigmoid = pointwise(jax.nn.sigmoid, "sigmoid")
+"""1 / (1 + exp(-x))."""
+
+
+# Row normalizers
+
+
+class RowNormalizer(Leaf):
+    """A normalizer whose weights depend on the whole row. On an array it acts on the last axis.
+
+    `weights(score, visible)` gives the weights of a table, (T, S); `visible` may be None.
+    """
+
+    def weights(self, score: Array, visible: Array | None) -> Array:
+        raise NotImplementedError(f"{type(self).__name__} does not define weights")
+
+    def flow(self, kind: Any) -> Any:
+        if isinstance(kind, (Scores, Weights)):
+            raise CompositionError(f"{self!r} acts on arrays; on scores write normalize({self!r})")
+        super().flow(kind)
+        return kind
+
+    def apply(self, params: Any, x: Array, context: Context) -> Array:
+        rows = x.reshape(-1, x.shape[-1]).astype(jnp.promote_types(x.dtype, jnp.float32))
+        return self.weights(rows, None).reshape(x.shape).astype(x.dtype)
+
+
+class Streaming(RowNormalizer):
+    """A row normalizer that takes keys block by block, a monoid with rescaling.
+
+    `block(score, visible)` gives one block's weights up to a factor per row, and what is to be
+    remembered of it; `merge(a, b)` joins two memories and gives the factors by which each side's
+    weights then count; `scale(memory)` is the last factor.
+    """
+
+    def block(self, score: Array, visible: Array | None) -> tuple[Array, Any]:
+        raise NotImplementedError
+
+    def merge(self, a: Any, b: Any) -> tuple[Any, Array, Array]:
+        raise NotImplementedError
+
+    def scale(self, memory: Any) -> Array:
+        raise NotImplementedError
+
+    def weights(self, score: Array, visible: Array | None) -> Array:
+        weight, memory = self.block(score, visible)
+        return weight * self.scale(memory)[:, None]
+
+
+def shown(score: Array, visible: Array | None, otherwise: Any) -> Array:
+    return score if visible is None else jnp.where(visible, score, otherwise)
+
+
+def inverse(total: Array) -> Array:
+    """1 / total, and 0 where total is 0."""
+    empty = total == 0
+    return jnp.where(empty, 0, 1 / jnp.where(empty, 1, total))
+
+
+class Memory(NamedTuple):
+    """What softmax remembers of a row: the largest visible score, and the sum of exponentials."""
+
+    largest: Array
+    total: Array
+
+
+@form
+class Softmax(Streaming):
+    """exp(x) / sum of exp(x), computed relative to the largest visible score.
+
+    A row that sees nothing has total 0, and so weights 0; no number stands for "masked".
+    """
+
+    def __repr__(self) -> str:
+        return "softmax"
+
+    def block(self, score: Array, visible: Array | None) -> tuple[Array, Memory]:
+        lowest = jnp.finfo(score.dtype).min
+        largest = jax.lax.stop_gradient(jnp.max(score, -1, initial=lowest, where=visible))
+        relative = shown(score, visible, largest[:, None]) - largest[:, None]
+        weight = shown(jnp.exp(relative), visible, 0)
+        return weight, Memory(largest, weight.sum(-1))
+
+    def merge(self, a: Memory, b: Memory) -> tuple[Memory, Array, Array]:
+        largest = jnp.maximum(a.largest, b.largest)
+        from_a, from_b = jnp.exp(a.largest - largest), jnp.exp(b.largest - largest)
+        return Memory(largest, a.total * from_a + b.total * from_b), from_a, from_b
+
+    def scale(self, memory: Memory) -> Array:
+        return inverse(memory.total)
+
+    def log_sum_exp(self, memory: Memory) -> Array:
+        empty = memory.total == 0
+        log = memory.largest + jnp.log(jnp.where(empty, 1, memory.total))
+        return jnp.where(empty, -jnp.inf, log)
+
+
+@form
+class RowSum(Streaming):
+    """x / sum of x: for scores that are positive already, as those of linear attention."""
+
+    def __repr__(self) -> str:
+        return "row_sum"
+
+    def block(self, score: Array, visible: Array | None) -> tuple[Array, Array]:
+        weight = shown(score, visible, 0)
+        return weight, weight.sum(-1)
+
+    def merge(self, a: Array, b: Array) -> tuple[Array, Array, Array]:
+        return a + b, jnp.ones_like(a), jnp.ones_like(b)
+
+    def scale(self, memory: Array) -> Array:
+        return inverse(memory)
+
+
+softmax = Softmax()
+row_sum = RowSum()
+
+
+# Row normalizers that need the whole row at once
+
+
+def largest_visible(score: Array, visible: Array | None) -> Array:
+    lowest = jnp.finfo(score.dtype).min
+    return jax.lax.stop_gradient(jnp.max(score, -1, keepdims=True, initial=lowest, where=visible))
+
+
+@form
+class Sparsemax(RowNormalizer):
+    """The nearest point of the simplex: max(x - τ, 0) with sum 1 (Martins and Astudillo 2016)."""
+
+    def __repr__(self) -> str:
+        return "sparsemax"
+
+    def weights(self, score: Array, visible: Array | None) -> Array:
+        # Relative to the largest, a score at or below -1 has weight 0, and so has a hidden one.
+        z = shown(score, visible, 0) - largest_visible(score, visible)
+        z = shown(z, visible, -2)
+        ordered = -jnp.sort(-z, -1)
+        rank = jnp.arange(1, z.shape[-1] + 1, dtype=z.dtype)
+        total = jnp.cumsum(ordered, -1)
+        support = jnp.sum(1 + rank * ordered > total, -1, keepdims=True)
+        tau = (jnp.take_along_axis(total, jnp.maximum(support - 1, 0), -1) - 1) / support
+        return shown(jnp.maximum(z - tau, 0), visible, 0)
+
+
+@form
+class Entmax15(RowNormalizer):
+    """max(x/2 - τ, 0)² with sum 1: between softmax and sparsemax (Peters et al. 2019)."""
+
+    def __repr__(self) -> str:
+        return "entmax15"
+
+    def weights(self, score: Array, visible: Array | None) -> Array:
+        z = (shown(score, visible, 0) - largest_visible(score, visible)) / 2
+        z = shown(z, visible, -2)
+        ordered = -jnp.sort(-z, -1)
+        rank = jnp.arange(1, z.shape[-1] + 1, dtype=z.dtype)
+        mean = jnp.cumsum(ordered, -1) / rank
+        spread = jnp.cumsum(jnp.square(ordered), -1) - rank * jnp.square(mean)
+        left = jnp.maximum((1 - spread) / rank, 0)
+        tau = mean - jnp.where(left > 0, jnp.sqrt(jnp.where(left > 0, left, 1)), 0)
+        support = jnp.sum(tau <= ordered, -1, keepdims=True)
+        chosen = jnp.take_along_axis(tau, jnp.maximum(support - 1, 0), -1)
+        return shown(jnp.square(jnp.maximum(z - chosen, 0)), visible, 0)
+
+
+sparsemax = Sparsemax()
+entmax15 = Entmax15()
+
+
+@form
+class top_k(RowNormalizer):
+    """softmax over the k largest visible scores of a row, the earlier key first among equals.
+
+    >>> (top_k(2)({}, jnp.array([[1.0, 2.0, 2.0]]))).tolist()
+    [[0.0, 0.5, 0.5]]
+    """
+
+    count: int
+
+    def __post_init__(self):
+        super().__post_init__()
+        at_least_one(self, count=self.count)
+
+    def weights(self, score: Array, visible: Array | None) -> Array:
+        kept = foremost(score, visible, self.count)
+        return softmax.weights(score, kept)
+
+
+@form
+class Hardmax(RowNormalizer):
+    """1 for the largest visible score of a row, the earlier key first among equals, and 0 else."""
+
+    def __repr__(self) -> str:
+        return "hardmax"
+
+    def weights(self, score: Array, visible: Array | None) -> Array:
+        return foremost(score, visible, 1).astype(score.dtype)
+
+
+hardmax = Hardmax()
+
+
+def foremost(score: Array, visible: Array | None, count: int) -> Array:
+    """Where the `count` largest visible scores of each row stand."""
+    width = score.shape[-1]
+    seen = jnp.ones_like(score, bool) if visible is None else visible
+    # Sort by (hidden last, larger first, earlier first): the rank of every key in its row.
+    column = jax.lax.broadcasted_iota(jnp.int32, score.shape, 1)
+    *_, order = jax.lax.sort(
+        [~seen, -jax.lax.stop_gradient(score), column], dimension=1, num_keys=3
+    )
+    rank = jnp.argsort(order, -1)
+    return (rank < min(count, width)) & seen
+
+
+# The word
+
+
+@form
+class normalize(Leaf):
+    """Turns scores into weights: Scores -> Weights, weight (T, S), 0 for keys not visible.
+
+    It takes `softmax`, `sigmoid`, `relu`, `relu_squared`, `gelu`, `gelu_tanh`, `silu`, `identity`,
+    `row_sum`, `sparsemax`, `entmax15`, `top_k(k)`, `hardmax`; `pointwise(fn)` of your own; or a
+    function of a whole table, `fn(score, visible) -> weight`, where visible may be None.
+
+    >>> scores = Scores(jnp.zeros((1, 2)), jnp.ones((2, 1)), None)
+    >>> normalize(softmax)({}, scores).weight
+    Array([[0.5, 0.5]], dtype=float32)
+    """
+
+    how: Any
+
+    def __post_init__(self):
+        super().__post_init__()
+        fits = isinstance(self.how, (pointwise, RowNormalizer))
+        if not fits and (isinstance(self.how, (type, Term)) or not callable(self.how)):
+            as_term(self.how, "normalize")
+            raise CompositionError(
+                f"normalize takes a normalizer such as softmax, pointwise(fn), or a function of "
+                f"(score, visible); not {self.how!r}"
+            )
+
+    def __repr__(self) -> str:
+        return f"normalize({reference(self.how)})"
+
+    def flow(self, kind: Any) -> Any:
+        if kind is None:
+            return Weights(Width(), Width())
+        if not isinstance(kind, Scores):
+            raise CompositionError(mistaken(self, "scores", kind))
+        return Weights(Width(), kind.value)
+
+    def apply(self, params: Mapping[str, Array], x: Scores, context: Context) -> Weights:
+        if not isinstance(x, Scores):
+            raise CompositionError(mistaken(self, "scores", x))
+        return Weights(self.weights(x.score, x.visible), x.value, x.marks, x.live)
+
+    def weights(self, score: Array, visible: Array | None) -> Array:
+        if not score.shape[-1]:
+            return score
+        if isinstance(self.how, RowNormalizer):
+            return self.how.weights(score, visible)
+        if isinstance(self.how, pointwise):
+            return shown(self.how.function(score), visible, 0)
+        weight = self.how(score, visible)
+        if weight.shape != score.shape:
+            raise CompositionError(
+                f"{self!r} gives weights {show(weight)} for scores {show(score)}"
+            )
+        return shown(weight, visible, 0)
+
+
+@form
+class LogSumExp(Leaf):
+    """log of the sum of exp over each row's visible scores: Scores -> (T,); -inf for an empty row."""
+
+    def __repr__(self) -> str:
+        return "log_sum_exp"
+
+    def flow(self, kind: Any) -> Any:
+        if kind is not None and not isinstance(kind, Scores):
+            raise CompositionError(mistaken(self, "scores", kind))
+        return Width()
+
+    def apply(self, params: Any, x: Scores, context: Context) -> Array:
+        return softmax.log_sum_exp(softmax.block(x.score, x.visible)[1])
+
+
+log_sum_exp = LogSumExp()

@@ -1,0 +1,371 @@
+"""Declaring, making and applying parameters: the plain meaning of `term.init` and `term(…)`."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache, partial
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from .errors import CompositionError, ContextError, Line, ParameterError, TermError
+from .layers import apart
+from .records import Range, show, spec
+from .term import Context, Leaf, Name, Parameter, Run, Term, put, select
+
+__all__ = ["Apply", "Declare", "axes", "declare"]
+
+OPTIONAL = frozenset({"rng", "positions"})
+"""Context that every term takes and none needs: a key for dropout, and where the rows stand."""
+
+
+# Declaring
+
+
+def is_parameter(value: Any) -> bool:
+    return isinstance(value, Parameter)
+
+
+def over(declared: Any, function: Callable[[Parameter], Any]) -> Any:
+    """A function of every declaration in a tree."""
+    return jax.tree.map(function, declared, is_leaf=is_parameter)
+
+
+def copy_axis(parameter: Parameter) -> int:
+    """Copies lie before the last axis, outer before inner: joining them is a plain reshape."""
+    return max(0, len(parameter.shape) - 1 - parameter.axes.count("heads"))
+
+
+COPIES: dict[str, Callable[[Parameter], int]] = {"heads": copy_axis, "layers": lambda _: 0}
+
+
+def copied(declared: Any, name: str, size: int) -> Any:
+    """Declarations, once per copy."""
+    return over(declared, lambda p: p.copied(name, size, COPIES[name]))
+
+
+class Declare(Run):
+    """Run a term on abstract values and keep what its leaves declare."""
+
+    def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
+        policy = context.get("precision")
+        float_type = (policy and policy.params) or jnp.result_type(float)
+        self.outputs = {
+            name: dataclasses.replace(p, dtype=p.dtype or float_type)
+            for name, p in term.parameters(x).items()
+        }
+        zeros = {name: jnp.zeros(p.shape, p.dtype) for name, p in self.outputs.items()}
+        return compute(term, zeros, x, context, self.path)
+
+    def enter(self, name: Name) -> Declare:
+        return Declare(self.root, *self.place(name))
+
+    def copies(self, name: str | None) -> tuple[Any, Any, Callable[[Any], Run]]:
+        return (), None, lambda _: self
+
+    def kept(self) -> Any:
+        return ()
+
+    def regain(self, kept: Any, name: str | None, size: int) -> dict[str, Any]:
+        return copied(self.outputs, name, size) if name else self.outputs
+
+    def repeated(self, form: Any, x: Any, context: Context) -> Any:
+        y = x
+        for index in range(len(form.parts)):
+            y = self.part(form, index, y, context)
+        same_shape(form, x, y)
+        self.outputs = copied(self.outputs, "layers", form.periods)
+        return y
+
+    def shared(self, form: Any, x: Any, context: Context) -> Any:
+        y = self.part(form, 0, x, context)
+        self.outputs = over(
+            self.outputs, lambda p: dataclasses.replace(p, shared=p.shared | {form.across})
+        )
+        return y
+
+    def everywhere(self, form: Any, x: Any, context: Context) -> Any:
+        inner = Declare(self.root, (form.label,))
+        y = form.parts[0].wire(inner, x, context)
+        before = self.root.setdefault(form.label, inner.outputs)
+        if before != inner.outputs:
+            raise CompositionError(
+                f"shared(…, name={form.label!r}) stands in two places that need different "
+                f"parameters: {before} and {inner.outputs}"
+            )
+        return y
+
+
+def same_shape(form: Term, x: Any, y: Any) -> None:
+    if spec(x) != spec(y):
+        raise CompositionError(
+            f"a repeated block gives back the shape and type it takes; this one turns "
+            f"{show(spec(x))} into {show(spec(y))}"
+        )
+
+
+def compute(term: Leaf, params: Mapping[str, Array], x: Any, context: Context, path) -> Any:
+    """A leaf's equation, in the precision of the context and with a key of the leaf's own."""
+    policy = context.get("precision")
+    if policy and policy.compute:
+        params = policy.cast(params)
+    if term.random and "rng" in context:
+        address = zlib.crc32("/".join(path).encode())
+        context = {**context, "rng": jax.random.fold_in(context["rng"], address)}
+    try:
+        return term.apply(params, x, context)
+    except TermError:
+        raise
+    except (TypeError, ValueError) as error:
+        reason = f"{term!r} raised {type(error).__name__}: {str(error).splitlines()[0]}"
+        raise CompositionError(reason) from error
+
+
+@lru_cache(maxsize=512)
+def declare_cached(term: Term, leaves: tuple, tree: Any, float_type: Any) -> tuple[dict, Any]:
+    run = Declare({})
+    x, context = jax.tree.unflatten(tree, leaves)
+    y = jax.eval_shape(lambda x, context: term.wire(run, x, context), x, context)
+    for name in run.root.keys() & run.outputs.keys():
+        raise CompositionError(
+            f"shared(…, name={name!r}) takes the name of a stage: choose another"
+        )
+    return {**run.outputs, **run.root}, y
+
+
+def declare(term: Term, x: Any, context: Context) -> tuple[dict[str, Any], Any]:
+    """What a term learns when x goes in, and the abstract value that comes out."""
+    leaves, tree = jax.tree.flatten(spec((x, context)))
+    try:
+        check_context(term, x, context)
+        return declare_cached(term, tuple(leaves), tree, jnp.result_type(float))
+    except TermError as error:
+        line = Line(repr(term), f"{show(spec(x))} -> ?")
+        raise error.placed(f"{term!r} cannot run", [line]) from error.__cause__
+
+
+def axes(term: Term, x: Any, **context: Any) -> dict[str, Any]:
+    """The logical names of every parameter's axes, in the tree of `term.init`.
+
+    One source for sharding rules, weight-decay masks and per-layer optimisers: layers, heads,
+    in, out, slots, vocabulary, positions.
+    """
+    return over(declare(term, x, context)[0], lambda p: p.axes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Init:
+    """`term.init`: a pure function that equals, and hashes like, that of an equal term."""
+
+    term: Term
+
+    def __call__(self, rng: Array, x: Any, **context: Any) -> dict[str, Any]:
+        declared, _ = declare(self.term, x, context)
+        make = made if isinstance(rng, jax.core.Tracer) else made_quickly
+        return make(rng, tuple(walk(declared)))
+
+
+def walk(declared: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple]:
+    """Every declaration with its path."""
+    for name, value in declared.items():
+        if is_parameter(value):
+            yield (*path, name), value
+        else:
+            yield from walk(value, (*path, name))
+
+
+def made(rng: Array, declared: tuple[tuple[tuple[str, ...], Parameter], ...]) -> dict[str, Any]:
+    """The parameters, each from a key of its own: rng folded with its path."""
+    tree: dict[str, Any] = {}
+    for path, parameter in declared:
+        *branch, leaf = path
+        key = jax.random.fold_in(rng, zlib.crc32("/".join(path).encode()))
+        value: Any = {leaf: parameter.make(key)}
+        for name in reversed(branch):
+            value = {name: value}
+        tree = put(tree, "", value)
+    return tree
+
+
+# Drawing random numbers once is compiled fast rather than to run fast: six times less to wait.
+made_quickly = jax.jit(
+    made,
+    static_argnums=1,
+    compiler_options={
+        "xla_backend_optimization_level": 0,
+        "xla_llvm_disable_expensive_passes": True,
+    },
+)
+
+
+# Applying
+
+
+def call(term: Term, params: Mapping[str, Any], x: Any, context: Context) -> Any:
+    """`term(params, x, **context)`: check that everything fits, then run."""
+    context = {name: value for name, value in context.items() if value is not None}
+    declared, _ = declare(term, x, context)
+    if not isinstance(params, Mapping):
+        raise ParameterError(
+            f"{term.name} takes its parameters first, term(params, x): a dict as term.init "
+            f"makes it, not {show(params)}"
+        )
+    declared = fit(term, declared, params)
+    return term.wire(Apply((params, declared), params, declared), x, context)
+
+
+class Apply(Run):
+    """Run a term with its parameters: the reference meaning."""
+
+    def __init__(self, root, params, declared, path=(), aliases=None):
+        super().__init__(root, path, aliases)
+        self.params, self.declared = params, declared
+
+    def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
+        return compute(term, self.params, x, context, self.path)
+
+    def at(self, params: Any, declared: Any, place: tuple | None = None) -> Self:
+        return type(self)(self.root, params, declared, *(place or (self.path, self.aliases)))
+
+    def enter(self, name: Name) -> Self:
+        return self.at(select(self.params, name), select(self.declared, name), self.place(name))
+
+    def copies(self, name: str | None) -> tuple[Any, Any, Callable[[Any], Run]]:
+        if name is None:
+            return (), None, lambda _: self.at(self.params, self.declared)
+        inner = over(self.declared, Parameter.inner)
+        where = over(self.declared, lambda p: p.copies[-1] and p.copies[-1][0])
+        return self.params, where, lambda params: self.at(params, inner)
+
+    def shared(self, form: Any, x: Any, context: Context) -> Any:
+        return self.part(form, 0, x, context)
+
+    def everywhere(self, form: Any, x: Any, context: Context) -> Any:
+        params, declared = (tree[form.label] for tree in self.root)
+        inner = self.at(params, declared, ((form.label,), {}))
+        y = form.parts[0].wire(inner, x, context)
+        self.outputs = inner.outputs
+        return y
+
+    def repeated(self, form: Any, x: Any, context: Context) -> Any:
+        return (
+            self.unrolled(form, x, context)
+            if "0" in self.declared
+            else self.scanned(form, x, context)
+        )
+
+    def unrolled(self, form: Any, x: Any, context: Context) -> Any:
+        """Block after block, each with parameters of its own in a dict: {"0": …, "1": …}."""
+        for layer in range(form.repeats):
+            index = layer % len(form.parts)
+            name, key = form.names[index], str(layer)
+            inner = self.at(
+                put(dict(select(self.params, name)), "", self.params.get(key, {})),
+                put(dict(select(self.declared, name)), "", self.declared.get(key, {})),
+                self.place(name),
+            )
+            block = partial(form.parts[index].wire, inner)
+            x = form.remat(block)(x, layer_context(context, layer))
+            self.outputs = put(self.outputs, key, inner.outputs)
+        return x
+
+    def scanned(self, form: Any, x: Any, context: Context) -> Any:
+        """One `lax.scan` over parameters stacked on a leading axis: compiled once for all."""
+        params, tree = jax.tree.flatten(self.params)
+        per_layer = [
+            p.copies[-1] is not None for p in jax.tree.leaves(self.declared, is_leaf=is_parameter)
+        ]
+        inner = over(self.declared, Parameter.inner)
+
+        def period(x, scanned):
+            step, stacked = scanned
+            stacked = iter(stacked)
+            own = [next(stacked) if mine else p for mine, p in zip(per_layer, params, strict=True)]
+            run = self.at(jax.tree.unflatten(tree, own), inner)
+            for index in range(len(form.parts)):
+                layer = layer_context(context, step * len(form.parts) + index)
+                x = run.part(form, index, x, layer)
+            return x, run.outputs
+
+        stacked = [p for mine, p in zip(per_layer, params, strict=True) if mine]
+        x, self.outputs = jax.lax.scan(
+            form.remat(period), x, (jnp.arange(form.periods), stacked), length=form.periods
+        )
+        return x
+
+
+def layer_context(context: Context, layer: Any) -> Context:
+    """The context of one layer: randomness differs from layer to layer."""
+    if "rng" not in context:
+        return context
+    return {**context, "rng": jax.random.fold_in(context["rng"], layer)}
+
+
+# Checking
+
+
+def check_context(term: Term, x: Any, context: Context) -> None:
+    """Every name that the term reads is there, and no other."""
+    for name in sorted(term.reads - context.keys()):
+        raise ContextError(f"{reader(term, name)!r} reads {name!r} from the context; pass {name}=…")
+    for name in sorted(context.keys() - term.reads - OPTIONAL):
+        known = ", ".join(sorted(term.reads | OPTIONAL))
+        raise ContextError(f"no stage reads {name!r}; this term knows {known}")
+    positions = context.get("positions")
+    rows = jax.tree.leaves(x)[0].shape[:1] if jax.tree.leaves(x) else ()
+    if positions is not None and not isinstance(positions, Range):
+        shape = jnp.shape(positions)
+        if shape != rows:
+            hint = (
+                "; jax.vmap maps every keyword over its first axis: map with "
+                "each(term, fixed=('positions',)) to keep one whole"
+                if shape == ()
+                else ""
+            )
+            raise ContextError(
+                f"positions needs one integer per row, shape {rows}; it has shape {shape}{hint}"
+            )
+        if not jnp.issubdtype(jnp.result_type(positions), jnp.integer):
+            raise ContextError(f"positions are integers, not {jnp.result_type(positions)}")
+
+
+def reader(term: Term, name: str) -> Term:
+    """The innermost part that reads a name."""
+    for part in term.parts:
+        if name in part.reads:
+            return reader(part, name)
+    return term
+
+
+def fit(term: Term, declared: dict[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
+    """The declarations in the form that the parameters have; raises where they do not fit."""
+    declared = apart(term, declared, params)
+    wrong = list(misfits(declared, params, ()))
+    if wrong:
+        shown = "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+        raise ParameterError(f"these parameters belong to another term than {term.name}: {shown}")
+    return declared
+
+
+def misfits(declared: Any, params: Any, path: tuple[str, ...]) -> Iterator[str]:
+    """What does not fit, in words."""
+    where = ".".join(path) or "the tree"
+    if is_parameter(declared):
+        if isinstance(params, Mapping):
+            yield f"{where} is one array of shape {declared.shape}, not a dict"
+        elif jnp.shape(params) != declared.shape:
+            yield f"{where} has shape {declared.shape}, not {jnp.shape(params)}"
+        return
+    if not isinstance(params, Mapping):
+        yield f"{where} is a dict of {', '.join(declared)}, not an array of shape {jnp.shape(params)}"
+        return
+    for name in declared.keys() - params.keys():
+        yield f"{'.'.join((*path, name))} is missing"
+    for name in params.keys() - declared.keys():
+        yield f"{'.'.join((*path, name))} is left over"
+    for name in declared.keys() & params.keys():
+        yield from misfits(declared[name], params[name], (*path, name))

@@ -1,0 +1,224 @@
+"""project: an input becomes Entries, a question to a dictionary.
+
+The two sources of keys and values are the whole difference between an attention head and an MLP:
+`project` takes them from the sequence, `slots` learns them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from .errors import CompositionError
+from .records import Entries, Marks, Range, Rows, Width, show
+from .term import Context, Leaf, Parameter, Run, Term, as_term, form, mistaken
+from .values import sums
+
+__all__ = ["linear", "project", "slots"]
+
+fan_in = jax.nn.initializers.lecun_normal()
+
+
+@form
+class linear(Leaf):
+    """`linear(m)(x)` is `x @ kernel`, a linear map to width m of the last axis: (…, d) -> (…, m).
+
+    With `bias=True` it adds a learned vector. The input width is inferred. The kernel starts
+    normal with variance 1/d (LeCun et al. 1998).
+
+    Raises CompositionError for integers, and for a width below 1.
+
+    >>> params = linear(3).init(jax.random.key(0), jnp.zeros((2, 4)))
+    >>> linear(3)(params, jnp.ones((2, 4))).shape
+    (2, 3)
+    """
+
+    width: int
+    bias: bool = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        at_least_one(self, width=self.width)
+
+    def flow(self, kind: Any) -> Any:
+        super().flow(kind)
+        return Width(self.width)
+
+    def parameters(self, x: Any) -> dict[str, Parameter]:
+        floats(self, x)
+        kernel = Parameter((x.shape[-1], self.width), fan_in, ("in", "out"))
+        bias = Parameter((self.width,), jax.nn.initializers.zeros, ("out",))
+        return {"kernel": kernel, "bias": bias} if self.bias else {"kernel": kernel}
+
+    def apply(self, params: Mapping[str, Array], x: Array, context: Context) -> Array:
+        y = jnp.matmul(x, params["kernel"], preferred_element_type=sums(x, context))
+        return (y + params["bias"] if self.bias else y).astype(x.dtype)
+
+
+@form
+class Project(Term):
+    """See `project`."""
+
+    query: Term
+    key: Term
+    value: Term
+
+    word = "project"
+    labels = ("query", "key", "value")
+
+    @property
+    def parts(self) -> tuple[Term, ...]:
+        return self.query, self.key, self.value
+
+    def __repr__(self) -> str:
+        def short(term: Term) -> str:
+            plain = isinstance(term, linear) and term == linear(term.width)
+            return repr(term.width if plain else term)
+
+        slots = [short(part) for part in self.parts]
+        if len(set(slots)) == 1:
+            return f"project({slots[0]})"
+        pairs = zip(self.labels, slots, strict=True)
+        return f"project({', '.join(f'{label}={slot}' for label, slot in pairs)})"
+
+    def flow(self, kind: Any) -> Any:
+        kinds = [part.flow(kind) or Width() for part in self.parts]
+        for label, got in zip(self.labels, kinds, strict=True):
+            if not isinstance(got, Width):
+                raise CompositionError(f"{label} of project must be an array, not {show(got)}")
+        return Entries(*kinds, marks=None)
+
+    def wire(self, run: Run, x: Any, context: Context) -> Any:
+        query, key, value = (run.part(self, i, x, context) for i in range(3))
+        for label, rows in zip(self.labels, (query, key, value), strict=True):
+            one_sequence(f"{label} of project", rows)
+        if len(key) != len(value):
+            raise CompositionError(
+                f"every key needs a value; there are {len(key)} keys and {len(value)} values"
+            )
+        own = {} if self.key.constant else context
+        marks = Marks(rows_at(context, len(query)), rows_at(own, len(key)))
+        return Entries(query, key, value, marks)
+
+
+def project(
+    every: int | Term | None = None,
+    *,
+    query: int | Term | None = None,
+    key: int | Term | None = None,
+    value: int | Term | None = None,
+) -> Term:
+    """Three maps of the input: x -> Entries(query (T, d), key (S, d), value (S, e)).
+
+    `project(16)` is three linear maps to width 16; `project(query=…, key=…, value=…)` names them,
+    each any term, an int meaning `linear(int)`. Cross-attention reads keys and values from the
+    context: `project(query=16, key=linear(16) @ read("memory"), value=linear(16) @ read("memory"))`
+    (Vaswani et al. 2017).
+
+    Raises CompositionError when keys and values differ in number, or when x is a batch.
+
+    >>> term = project(query=2, key=2, value=3)
+    >>> entries = term(term.init(jax.random.key(0), jnp.zeros((5, 4))), jnp.zeros((5, 4)))
+    >>> entries.query.shape, entries.value.shape
+    ((5, 2), (5, 3))
+    """
+    slots = (query, key, value)
+    if (every is None) == (slots == (None, None, None)):
+        raise CompositionError("project takes one width or term, or query=, key= and value=")
+    chosen = (every,) * 3 if every is not None else slots
+    for label, slot in zip(Project.labels, chosen, strict=True):
+        if slot is None:
+            raise CompositionError(f"project has no {label}: give query=, key= and value=")
+    return Project(*(slot_term(slot) for slot in chosen))
+
+
+def slot_term(slot: Any) -> Term:
+    return linear(slot) if isinstance(slot, int) else as_term(slot, "project")
+
+
+@form
+class slots(Leaf):
+    """`slots(n)`: a dictionary of n learned keys and values: x (T, d) -> Entries with S = n.
+
+    The query is x itself. With `dot` and an activation this is an MLP: keys are the columns of its
+    first matrix, values the rows of its second (Sukhbaatar et al. 2019; Geva et al. 2021). After
+    entries, it keeps their query and offers its own keys and values, to be joined by `union`.
+
+    Raises CompositionError for integers, a batch, or n below 1.
+
+    >>> params = slots(8).init(jax.random.key(0), jnp.zeros((2, 4)))
+    >>> params["key"].shape, params["value"].shape
+    ((8, 4), (8, 4))
+    """
+
+    count: int
+
+    def __post_init__(self):
+        super().__post_init__()
+        at_least_one(self, count=self.count)
+
+    def flow(self, kind: Any) -> Any:
+        if isinstance(kind, Entries):
+            return kind
+        super().flow(kind)
+        return Entries(kind or Width(), kind or Width(), kind or Width(), marks=None)
+
+    def parameters(self, x: Any) -> dict[str, Parameter]:
+        query, value = (x.query, x.value) if isinstance(x, Entries) else (x, x)
+        floats(self, query)
+        key = jax.nn.initializers.variance_scaling(1.0, "fan_out", "normal")
+        return {
+            "key": Parameter((self.count, query.shape[-1]), key, ("slots", "in")),
+            "value": Parameter((self.count, value.shape[-1]), fan_in, ("slots", "out")),
+        }
+
+    def apply(self, params: Mapping[str, Array], x: Any, context: Context) -> Entries:
+        query = x.query if isinstance(x, Entries) else x
+        one_sequence("slots", query)
+        marks = Marks(rows_at(context, len(query)), rows_at({}, self.count))
+        return Entries(query, params["key"], params["value"], marks)
+
+
+def rows_at(context: Context, count: int) -> Rows:
+    """Rows at the positions of the context, or else counted from 0."""
+    positions = context.get("positions")
+    index = Range(0, count)
+    if positions is None:
+        return Rows(index, index)
+    length = positions.length if isinstance(positions, Range) else positions.shape[0]
+    if length != count:
+        raise CompositionError(f"positions has {length} entries and there are {count} rows")
+    return Rows(positions, index)
+
+
+def one_sequence(what: str, rows: Any) -> None:
+    """Terms are written for one sequence; say how to map a batch."""
+    if rows.ndim != 2:
+        batch = "; for a batch write each(term)" if rows.ndim == 3 else ""
+        raise CompositionError(
+            f"{what} takes one sequence of vectors, (T, d), and gets {show(rows)}{batch}"
+        )
+
+
+def floats(term: Term, x: Any) -> None:
+    if not hasattr(x, "dtype"):
+        raise CompositionError(mistaken(term, "an array", x))
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise CompositionError(
+            f"{term.name} takes floats and gets {show(x)}; embed(vocabulary, width) turns "
+            "integers into vectors"
+        )
+    if not x.ndim:
+        raise CompositionError(f"{term.name} takes vectors and gets a single number")
+
+
+def at_least_one(term: Term, **numbers: Any) -> None:
+    for name, number in numbers.items():
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            raise CompositionError(
+                f"{name} of {term.name} is an integer of at least 1, not {number!r}"
+            )

@@ -1,0 +1,209 @@
+"""The values that flow: `Entries` --score--> `Scores` --normalize--> `Weights` --aggregate--> array.
+
+A record carries more than its stage needs; a stage acts on its part and passes the rest along.
+That is what lets the five words be written point-free.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Self, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from .errors import ContextError
+
+__all__ = ["Entries", "Marks", "Range", "Rows", "Scores", "Weights", "Width"]
+
+
+def record(cls):
+    """A frozen dataclass that is a pytree."""
+    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The integers start, start + 1, …: positions that are known without an array."""
+
+    start: int
+    length: int
+
+    def array(self) -> Array:
+        return jnp.arange(self.start, self.start + self.length, dtype=jnp.int32)
+
+
+@record
+class Rows:
+    """Facts about the rows of one side of a table of scores, one entry per row.
+
+    `position` is what predicates and biases compare; `index` is the row's place in its sequence;
+    `facts` holds what a stage asked the context for, by name: `rows["segments"]`; `span` is the
+    index where it is known without an array.
+    """
+
+    position: Range | Array
+    index: Range | Array
+    facts: dict[str, Array] = dataclasses.field(default_factory=dict)
+    span: Range | None = None
+
+    def __getitem__(self, name: str) -> Array:
+        return self.facts[name]
+
+    @property
+    def length(self) -> int:
+        return self.index.length if isinstance(self.index, Range) else self.index.shape[0]
+
+    def read(self, names: tuple[str, ...], context: dict[str, Any], side: str) -> Rows:
+        """These rows with the named facts from the context: one per row, or one for all."""
+        facts = dict(self.facts)
+        for name in names:
+            value = jnp.asarray(context[name])
+            if value.ndim and value.shape[0] not in (1, self.length):
+                raise ContextError(
+                    f"{name} needs one entry for each of the {self.length} {side} rows, "
+                    f"or one for all; it has shape {value.shape}"
+                )
+            facts[name] = value
+        return dataclasses.replace(self, facts=facts)
+
+    def spread(self, axis: int) -> Rows:
+        """The same rows with every per-row fact laid along `axis` of a (T, S) table."""
+
+        def lay(value):
+            value = value.array() if isinstance(value, Range) else value
+            return jnp.expand_dims(value, 1 - axis) if value.ndim == 1 else value
+
+        facts = {name: lay(value) for name, value in self.facts.items()}
+        span = self.index if isinstance(self.index, Range) else None
+        return Rows(lay(self.position), lay(self.index), facts, span)
+
+    def take(self, table: Array, axis: int) -> Array:
+        """These rows of a table that has all rows along `axis`, or one that counts for all."""
+        size = table.shape[axis]
+        if size == 1 or self.span == Range(0, size):
+            return table
+        if self.span is not None:
+            return jax.lax.slice_in_dim(
+                table, self.span.start, self.span.start + self.span.length, axis=axis
+            )
+        return jnp.take(table, jnp.ravel(self.index), axis)
+
+
+@record
+class Marks:
+    """What is known about the rows of a table of scores: those that ask, those that answer."""
+
+    query: Rows
+    key: Rows
+
+    def read(self, query: tuple[str, ...], key: tuple[str, ...], context: dict[str, Any]) -> Marks:
+        return Marks(self.query.read(query, context, "query"), self.key.read(key, context, "key"))
+
+    def spread(self) -> Marks:
+        return Marks(self.query.spread(0), self.key.spread(1))
+
+
+class Record:
+    """What the three records have in common."""
+
+    def replace(self, **changes: Any) -> Self:
+        return dataclasses.replace(cast(Any, self), **changes)
+
+
+@record
+class Entries(Record):
+    """A question to a dictionary, before it is scored.
+
+    query (T, d), key (S, d), value (S, e); `visible` (T, S) is what the masks leave, None where
+    nothing is masked; `live` (S,) marks the keys that some query sees, None where all are.
+    """
+
+    query: Array
+    key: Array
+    value: Array
+    marks: Marks | None
+    visible: Array | None = None
+    live: Array | None = None
+
+
+@record
+class Scores(Record):
+    """How well each query matches each key: score (T, S) with `visible`, value (S, e)."""
+
+    score: Array
+    value: Array
+    marks: Marks | None
+    visible: Array | None = None
+    live: Array | None = None
+
+
+@record
+class Weights(Record):
+    """How much of each value each query takes: weight (T, S), value (S, e).
+
+    Weights are a function of values, `weights(values)`: normalizing yields a function, and
+    aggregating applies it.
+    """
+
+    weight: Array
+    value: Array
+    marks: Marks | None = None
+    live: Array | None = None
+
+    def __call__(self, value: Array) -> Array:
+        """weights(value)[t] = sum over s of weight[t, s] value[s]: (S, e) -> (T, e).
+
+        The sum runs in at least float32 and is rounded once, to the type of the values. Values
+        that no query sees are replaced before they are multiplied: even NaN stays out.
+        """
+        if self.live is not None:
+            value = jnp.where(self.live[:, None], value, 0)
+        sums = jnp.promote_types(self.weight.dtype, value.dtype)
+        mixed = jnp.matmul(self.weight.astype(value.dtype), value, preferred_element_type=sums)
+        return mixed.astype(value.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Width:
+    """The kind of an array, as far as a composition knows it: the width of its last axis.
+
+    The kind of a record is the same record with widths in place of arrays, the kind of a tuple a
+    tuple of kinds, and None stands for a value about which nothing is known yet.
+    """
+
+    width: int | None = None
+
+
+def spec(value: Any) -> Any:
+    """The abstract value: the same tree with shapes and types in place of arrays."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf)), value
+    )
+
+
+def show(value: Any) -> str:
+    """A value, its abstract form or its kind, in the words of an error message."""
+    match value:
+        case None:
+            return "anything"
+        case Width(width=None):
+            return "an array"
+        case Width(width=width):
+            return f"(…, {width})"
+        case Entries(query=query, key=key, value=mixed):
+            return f"query {show(query)}, key {show(key)}, value {show(mixed)}"
+        case Scores(score=score, value=mixed):
+            return f"scores {show(score)}, value {show(mixed)}"
+        case Weights(weight=weight, value=mixed):
+            return f"weights {show(weight)}, value {show(mixed)}"
+        case tuple() if not hasattr(value, "_fields"):
+            return "(" + "; ".join(map(show, value)) + ")"
+        case _ if hasattr(value, "shape") and hasattr(value, "dtype"):
+            shape = "(" + ", ".join(map(str, value.shape)) + ("," * (value.ndim == 1)) + ")"
+            return shape if value.dtype == jnp.float32 else f"{shape} {value.dtype}"
+        case _:
+            return type(value).__name__

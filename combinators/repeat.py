@@ -1,0 +1,258 @@
+"""Repetition: in depth (`repeat`, f ** n), over an axis (`each`), and in copies (`heads`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from .errors import CompositionError
+from .project import at_least_one
+from .records import Width, show, spec
+from .term import Context, Run, Term, as_term, form, reference
+from .values import Wrapper
+
+__all__ = ["copies", "each", "heads", "repeat"]
+
+
+# fⁿ
+
+
+def keep(function: Callable) -> Callable:
+    return function
+
+
+@form
+class Repeat(Term):
+    """See `repeat`."""
+
+    count: int
+    parts: tuple[Term, ...]
+    remat: Callable[[Callable], Callable] = keep
+
+    word = "repeat"
+
+    def __post_init__(self):
+        at_least_one(self, count=self.count)
+        if self.count % len(self.parts):
+            raise CompositionError(
+                f"repeat makes whole patterns: {self.count} blocks do not divide into patterns of "
+                f"{len(self.parts)}"
+            )
+
+    @property
+    def repeats(self) -> int:
+        return self.count
+
+    @property
+    def periods(self) -> int:
+        return self.count // len(self.parts)
+
+    def __repr__(self) -> str:
+        parts = ", ".join(map(repr, self.parts))
+        remat = "" if self.remat is keep else f", remat={reference(self.remat)}"
+        return f"repeat({self.count}, {parts}{remat})"
+
+    def __str__(self) -> str:
+        return f"({' ; '.join(map(str, self.parts))})^{self.count}"
+
+    def flow(self, kind: Any) -> Any:
+        after = kind
+        for part in self.parts:
+            after = part.flow(after)
+        if isinstance(kind, Width) and isinstance(after, Width) and None not in (
+            kind.width, after.width,
+        ) and kind != after:  # fmt: skip
+            raise CompositionError(
+                f"a repeated block gives back the shape it takes; this one turns {show(kind)} "
+                f"into {show(after)}"
+            )
+        return after if after is not None else kind
+
+    def wire(self, run: Run, x: Any, context: Context) -> Any:
+        return run.repeated(self, x, context)
+
+
+def repeat(count: int, *terms: Term, remat: Callable[[Callable], Callable] = keep) -> Term:
+    """`repeat(n, f)` applies f n times, each time with parameters of its own; also `f ** n`.
+
+    `repeat(n, f, g)` makes n blocks of an alternating pattern f, g, f, g, …, f first. Parameters are
+    stacked on a leading axis `layers` and run as one `lax.scan`; `unstack` makes them n dicts,
+    which run unrolled. `remat=jax.checkpoint` recomputes each block in the backward pass.
+
+    Raises CompositionError when a block changes the shape, or n is no whole number of patterns.
+
+    >>> from combinax.combinators import linear
+    >>> repeat(3, linear(4)).init(jax.random.key(0), jnp.zeros((2, 4)))["linear"]["kernel"].shape
+    (3, 4, 4)
+    """
+    if not terms:
+        raise CompositionError("repeat takes the term to repeat: repeat(n, f)")
+    return Repeat(count, tuple(as_term(term, "repeat") for term in terms), remat)
+
+
+# α f
+
+
+@form
+class Each(Wrapper):
+    """See `each`."""
+
+    term: Term
+    axis: int = 0
+    fixed: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        axis = f", axis={self.axis}" if self.axis else ""
+        fixed = f", fixed={self.fixed}" if self.fixed else ""
+        return f"each({self.term!r}{axis}{fixed})"
+
+    def wire(self, run: Run, x: Any, context: Context) -> Any:
+        sizes = {leaf.shape[self.axis] for leaf in jax.tree.leaves(x) if leaf.ndim > self.axis}
+        if len(sizes) != 1 or any(leaf.ndim <= self.axis for leaf in jax.tree.leaves(x)):
+            raise CompositionError(f"each maps over axis {self.axis}, which {show(spec(x))} lacks")
+        (size,) = sizes
+        names = (self.term.reads | {"positions"}) - {*self.fixed, "rng"}
+        given = {name: context[name] for name in names if name in context}
+        for name, value in given.items():
+            shape = jnp.shape(value)
+            if len(shape) <= self.axis or shape[self.axis] != size:
+                raise CompositionError(
+                    f"each maps {size} rows together with {name}, which has shape {shape}; "
+                    f"fixed=({name!r},) gives it to every row whole"
+                )
+        keys = {"rng": folded(context["rng"], size)} if "rng" in context else {}
+        moved = {name: jnp.moveaxis(jnp.asarray(v), self.axis, 0) for name, v in given.items()}
+        return run.mapped(self, x, context, size, self.axis, {**moved, **keys}, None)
+
+
+def each(term: Term, axis: int = 0, fixed: tuple[str, ...] = ()) -> Term:
+    """`each(f)` maps f over an axis, a batch for instance: (B, …) -> (B, …) (Backus's α).
+
+    The context that f reads is mapped along the same axis, except the names in `fixed`; `rng` is
+    folded by row, so every row drops numbers of its own.
+
+    Raises CompositionError where x or a piece of context lacks the axis.
+
+    >>> from combinax.combinators import pointwise
+    >>> each(pointwise(jnp.square))({}, jnp.arange(3.0))
+    Array([0., 1., 4.], dtype=float32)
+    """
+    return Each(as_term(term, "each"), axis, tuple(fixed))
+
+
+def folded(rng: Array, size: int) -> Array:
+    return jax.vmap(lambda row: jax.random.fold_in(rng, row))(jnp.arange(size))
+
+
+# n copies
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """Which of how many copies a term is, counted through all the copies around it."""
+
+    index: Array
+    count: int = dataclasses.field(metadata={"static": True})
+
+
+@form
+class Copies(Term):
+    """See `copies` and `heads`."""
+
+    count: int
+    term: Term
+    given_values: tuple[tuple[str, tuple], ...] = ()
+    joined: bool = False
+
+    def __post_init__(self):
+        at_least_one(self, count=self.count)
+        for name, values in self.given_values:
+            if len(values) != self.count:
+                raise CompositionError(
+                    f"{self.name} gives one {name} to each of {self.count} copies, and there are "
+                    f"{len(values)}"
+                )
+
+    @property
+    def word(self) -> str:
+        return "heads" if self.joined else "copies"
+
+    @property
+    def parts(self) -> tuple[Term, ...]:
+        return (self.term,)
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return self.term.reads - {name for name, _ in self.given_values}
+
+    def __repr__(self) -> str:
+        values = "".join(f", {name}={value!r}" for name, value in self.given_values)
+        return f"{self.word}({self.count}, {self.term!r}{values})"
+
+    def flow(self, kind: Any) -> Any:
+        after = self.term.flow(kind)
+        if not self.joined:
+            return None
+        if after is not None and not isinstance(after, Width):
+            raise CompositionError(f"heads joins arrays, and its term gives {show(after)}")
+        width = after.width if after is not None else None
+        return Width(width and width * self.count)
+
+    def wire(self, run: Run, x: Any, context: Context) -> Any:
+        outer = context.get("head", Head(jnp.zeros((), jnp.int32), 1))
+        index = outer.index * self.count + jnp.arange(self.count, dtype=jnp.int32)
+        given: Context = {name: jnp.asarray(values) for name, values in self.given_values}
+        given["head"] = Head(index, outer.count * self.count)
+        if "rng" in context:
+            given["rng"] = folded(context["rng"], self.count)
+        y = run.mapped(self, x, context, self.count, None, given, "heads")
+        if not self.joined:
+            return y
+        last = jnp.moveaxis(y, 0, -2)
+        return last.reshape(*last.shape[:-2], -1)
+
+
+def copies(count: int, term: Term, **values: Any) -> Term:
+    """`copies(n, f)` is f n times side by side, with parameters of their own: x -> (n, …).
+
+    Parameters are stacked on the axis before the last. A keyword value with n entries is given
+    out one per copy, as context: `copies(2, f, slope=(0.5, 0.25))`.
+
+    Raises CompositionError for a keyword that f does not read, or of another length.
+
+    >>> from combinax.combinators import linear
+    >>> copies(3, linear(4)).init(jax.random.key(0), jnp.zeros(2))["linear"]["kernel"].shape
+    (2, 3, 4)
+    """
+    return make_copies("copies", count, term, values, joined=False)
+
+
+def heads(count: int, term: Term, **values: Any) -> Term:
+    """`heads(n, f)` is n copies of f, joined on the last axis: x -> (T, n · e).
+
+    Every copy learns for itself, except for what is `shared(…, across="heads")`; each knows which
+    head it is. Grouped heads nest: `heads(2, heads(4, f))` (Ainslie et al. 2023).
+
+    Raises CompositionError for a keyword that f does not read, or of another length.
+
+    >>> from combinax.combinators import linear
+    >>> term = heads(3, linear(4))
+    >>> term(term.init(jax.random.key(0), jnp.zeros((1, 2))), jnp.zeros((1, 2))).shape
+    (1, 12)
+    """
+    return make_copies("heads", count, term, values, joined=True)
+
+
+def make_copies(word: str, count: int, term: Term, values: dict[str, Any], joined: bool) -> Term:
+    term = as_term(term, word)
+    for name in values:
+        if name not in term.reads:
+            known = ", ".join(sorted(term.reads)) or "nothing"
+            raise CompositionError(f"{word} gives out {name!r} to {term!r}, which reads {known}")
+    return Copies(count, term, tuple((k, tuple(v)) for k, v in values.items()), joined)

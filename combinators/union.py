@@ -1,0 +1,104 @@
+"""Several dictionaries asked at once: their scores side by side under one normalizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from .compose import Branches
+from .errors import CompositionError
+from .records import Entries, Scores, Width, show, spec
+from .term import Context, Leaf, Parameter, Run, Term, as_term, form, mistaken
+
+__all__ = ["sink", "union"]
+
+
+@form
+class Union(Branches):
+    """See `union`."""
+
+    parts: tuple[Term, ...]
+    word = "union"
+
+    def flow(self, kind: Any) -> Any:
+        kinds = [part.flow(kind) for part in self.parts]
+        for got in kinds:
+            if got is not None and not isinstance(got, Scores):
+                raise CompositionError(f"union joins scores, and a part gives {show(got)}")
+        return next((k for k in kinds if k is not None), None)
+
+    def wire(self, run: Run, x: Any, context: Context) -> Any:
+        tables = [run.part(self, i, x, context) for i in range(len(self.parts))]
+        if len({(len(t.score), t.value.shape[-1]) for t in tables}) > 1:
+            raise CompositionError(
+                "union joins scores of the same queries over values of one width: "
+                + " and ".join(show(spec(t)) for t in tables)
+            )
+        masked = any(t.visible is not None for t in tables)
+        dead = any(t.live is not None for t in tables)
+        return Scores(
+            jnp.concatenate([t.score for t in tables], 1),
+            jnp.concatenate([t.value for t in tables], 0),
+            None,
+            jnp.concatenate([seen(t.visible, t.score.shape) for t in tables], 1)
+            if masked
+            else None,
+            jnp.concatenate([seen(t.live, t.value.shape[:1]) for t in tables]) if dead else None,
+        )
+
+
+def seen(mask: Array | None, shape: tuple[int, ...]) -> Array:
+    return jnp.ones(shape, bool) if mask is None else mask
+
+
+def union(*terms: Term) -> Term:
+    """`union(f, g)` asks two dictionaries at once: their scores side by side, one normalizer.
+
+    Each part turns the same input into Scores, with masks and biases of its own. Prefix tuning
+    (Li and Liang 2021) is `union(score(scaled_dot), score(scaled_dot) @ slots(8))`; attention sinks
+    are a union with `sink()`.
+
+    Raises CompositionError where values differ in width.
+
+    >>> from combinax.combinators import dot, project, score, slots
+    >>> term = union(score(dot), score(dot) @ slots(3)) @ project(4)
+    >>> x = jnp.zeros((5, 2))
+    >>> term(term.init(jax.random.key(0), x), x).score.shape
+    (5, 8)
+    """
+    return Union(tuple(as_term(term, "union") for term in terms))
+
+
+@form
+class sink(Leaf):
+    """One more key that every query sees, with a learned score and value 0 (Xiao et al. 2023).
+
+    `sink(0.0)` fixes the score instead: softmax divides by 1 + the sum of exponentials.
+
+    >>> sink().init(jax.random.key(0), Entries(jnp.ones((2, 1)), jnp.ones((3, 1)), jnp.ones((3, 1)), None))
+    {'score': Array(0., dtype=float32)}
+    """
+
+    fixed: float | None = None
+
+    def flow(self, kind: Any) -> Any:
+        if kind is not None and not isinstance(kind, Entries):
+            raise CompositionError(mistaken(self, "entries", kind))
+        return Scores(Width(), kind.value if kind else Width(), None)
+
+    def parameters(self, x: Any) -> dict[str, Parameter]:
+        return (
+            {}
+            if self.fixed is not None
+            else {"score": Parameter((), jax.nn.initializers.zeros, ())}
+        )
+
+    def apply(self, params: Mapping[str, Array], x: Entries, context: Context) -> Scores:
+        sums = jnp.promote_types(x.query.dtype, jnp.float32)
+        level = jnp.asarray(params["score"] if self.fixed is None else self.fixed, sums)
+        value = jnp.zeros((1, x.value.shape[-1]), x.value.dtype)
+        return Scores(jnp.full((len(x.query), 1), level), value, None)
