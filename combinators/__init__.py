@@ -8,71 +8,56 @@ The five words: an input is projected to entries, scored, masked, normalized, an
 
 from .aggregate import aggregate, largest, weighted_sum
 from .compose import add, compose, fanout, join, multiply, parallel, pick, subtract
+from .describe import Description, describe
 from .embed import embed, half_split, interleaved, position_embed, rotary, sinusoidal, tied
 from .errors import CompositionError, ContextError, ParameterError, TermError
 from .layers import stack, unstack
 from .mask import (
-    Predicate,
-    block_causal,
-    causal,
-    dilated,
-    mask,
-    predicate,
-    prefix,
-    same,
-    valid,
-    window,
+    Predicate, block_causal, causal, dilated, mask, predicate, prefix, same, valid, window,
 )  # fmt: skip
 from .norm import dropout, layer_norm, rms_norm
 from .normalize import (
-    RowNormalizer,
-    entmax15,
-    gelu,
-    gelu_tanh,
-    hardmax,
-    log_sum_exp,
-    normalize,
-    relu,
-    relu_squared,
-    row_sum,
-    sigmoid,
-    silu,
-    softmax,
-    sparsemax,
-    top_k,
+    RowNormalizer, entmax15, gelu, gelu_tanh, hardmax, log_sum_exp, normalize, relu, relu_squared,
+    row_sum, sigmoid, silu, softmax, sparsemax, top_k,
 )  # fmt: skip
+from .observe import observe
 from .parameters import axes
 from .project import linear, project, slots
 from .records import Entries, Marks, Range, Rows, Scores, Weights
 from .repeat import copies, each, heads, repeat
 from .score import (
-    additive,
-    alibi,
-    alibi_slopes,
-    bias,
-    bilinear,
-    cosine,
-    distance,
-    dot,
-    features,
-    relative,
-    scaled_dot,
-    score,
-    softcap,
-    t5_buckets,
-    temperature,
+    Bias, additive, alibi, alibi_slopes, bias, bilinear, cosine, distance, dot, features, relative,
+    scaled_dot, score, softcap, t5_buckets, temperature,
 )  # fmt: skip
 from .term import Leaf, Parameter, Stage, Term
 from .union import sink, union
 from .values import (
-    constant,
-    given,
-    identity,
-    learned,
-    lift,
-    named,
-    pointwise,
-    precision,
-    read,
-    shared,
+    constant, given, identity, learned, lift, named, pointwise, precision, read, shared,
 )  # fmt: skip
+
+__all__ = [
+    # project: where queries, keys and values come from
+    "project", "slots", "linear", "embed", "position_embed", "sinusoidal", "rotary", "half_split",
+    "interleaved",
+    # score: how well a query matches a key
+    "score", "dot", "scaled_dot", "cosine", "distance", "bilinear", "additive", "features", "bias",
+    "alibi", "alibi_slopes", "relative", "t5_buckets", "Bias", "softcap", "temperature",
+    # mask: which keys a query may see
+    "mask", "causal", "window", "prefix", "dilated", "block_causal", "same", "valid", "predicate",
+    "Predicate",
+    # normalize: scores become weights
+    "normalize", "softmax", "sigmoid", "relu", "relu_squared", "gelu", "gelu_tanh", "silu",
+    "row_sum", "sparsemax", "entmax15", "top_k", "hardmax", "RowNormalizer", "log_sum_exp",
+    # aggregate: weights are applied to values
+    "aggregate", "weighted_sum", "largest",
+    # compose: the combining forms
+    "compose", "identity", "fanout", "join", "parallel", "pick", "add", "subtract", "multiply",
+    "union", "sink", "repeat", "each", "copies", "heads", "shared", "named", "tied", "read",
+    "given", "learned", "constant", "precision", "lift", "pointwise", "rms_norm", "layer_norm",
+    "dropout",
+    # looking at terms and parameters
+    "describe", "Description", "observe", "axes", "stack", "unstack",
+    # what terms are made of, and what flows
+    "Term", "Leaf", "Stage", "Parameter", "Entries", "Scores", "Weights", "Marks", "Rows", "Range",
+    "TermError", "CompositionError", "ContextError", "ParameterError",
+]  # fmt: skip

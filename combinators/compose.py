@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .errors import CompositionError, Line, TermError
+from .errors import CompositionError, Line, TermError, brief
 from .lookup import hoisted
 from .records import Scores, Weights, Width, show, spec
 from .term import Context, Export, Leaf, Run, Term, as_term, form, place
@@ -86,8 +86,8 @@ class Compose(Term):
 
     def blame(self, error: TermError, part: Term, lines: list[Line], value: Any) -> TermError:
         """The error with the pipeline up to the stage at fault."""
-        giver = f"what {lines[-1].stage} gives" if lines else show(value)
-        headline = f"{part!r} cannot read {giver}"
+        giver = f"what {brief(lines[-1].stage)} gives" if lines else show(value)
+        headline = f"{brief(repr(part))} cannot read {giver}"
         return error.placed(
             headline, [*lines, Line(repr(part), f"written at {place(*part.written)}")]
         )

@@ -79,6 +79,9 @@ class Unembed(Leaf):
 
     embed: embed
 
+    word = "unembed"
+    name = "embed"
+
     def parameters(self, x: Any) -> dict[str, Parameter]:
         if x.shape[-1] != self.embed.width:
             raise CompositionError(

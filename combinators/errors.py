@@ -15,6 +15,11 @@ class Line(NamedTuple):
     flow: str
 
 
+def brief(stage: str, width: int = 64) -> str:
+    """The text of a stage, shortened where a line would not hold it."""
+    return stage if len(stage) <= width else stage[: width - 1] + "…"
+
+
 class TermError(ValueError):
     """Base of every error that a term raises.
 
@@ -33,13 +38,13 @@ class TermError(ValueError):
     def text(self) -> str:
         if not self.headline:
             return self.reason
-        width = min(60, max((len(line.stage) for line in self.pipeline), default=0))
+        stages = [brief(line.stage) for line in self.pipeline]
+        width = max(map(len, stages), default=0)
         lines = [
-            f"  {'>' if last else ' '} {line.stage:<{width}}  {line.flow}".rstrip()
-            for last, line in zip(
-                [False] * (len(self.pipeline) - 1) + [True], self.pipeline, strict=False
-            )
+            f"    {stage:<{width}}  {line.flow}"
+            for stage, line in zip(stages, self.pipeline, strict=True)
         ]
+        lines[-1:] = [line.replace("    ", "  > ", 1).rstrip() for line in lines[-1:]]
         return "\n".join([self.headline + ":", "  " + self.reason, *lines])
 
 

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .errors import CompositionError, ContextError, Line, ParameterError, TermError
+from .errors import CompositionError, ContextError, Line, ParameterError, TermError, brief
 from .layers import apart
 from .records import Range, show, spec
-from .term import Context, Leaf, Name, Parameter, Run, Term, put, select
+from .term import MISSING, Context, Leaf, Name, Parameter, Run, Term, put, select
 
 __all__ = ["Apply", "Declare", "axes", "declare"]
 
@@ -145,7 +145,7 @@ def declare(term: Term, x: Any, context: Context) -> tuple[dict[str, Any], Any]:
         return declare_cached(term, tuple(leaves), tree, jnp.result_type(float))
     except TermError as error:
         line = Line(repr(term), f"{show(spec(x))} -> ?")
-        raise error.placed(f"{term!r} cannot run", [line]) from error.__cause__
+        raise error.placed(f"{brief(repr(term))} cannot run", [line]) from error.__cause__
 
 
 def axes(term: Term, x: Any, **context: Any) -> dict[str, Any]:
@@ -205,31 +205,31 @@ made_quickly = jax.jit(
 # Applying
 
 
-def call(term: Term, params: Mapping[str, Any], x: Any, context: Context) -> Any:
+def call(term: Term, params: Any, x: Any, context: Context, execution: Any = None) -> Any:
     """`term(params, x, **context)`: check that everything fits, then run."""
     context = {name: value for name, value in context.items() if value is not None}
-    declared, _ = declare(term, x, context)
-    if not isinstance(params, Mapping):
+    if not isinstance(params, Mapping) or x is MISSING:
         raise ParameterError(
-            f"{term.name} takes its parameters first, term(params, x): a dict as term.init "
-            f"makes it, not {show(params)}"
+            f"a term takes its parameters first and then its input, term(params, x), with "
+            f"params a dict as term.init(rng, x) makes it; {term.name} got {show(params)} first"
         )
-    declared = fit(term, declared, params)
-    return term.wire(Apply((params, declared), params, declared), x, context)
+    declared, _ = declare(term, x, context)
+    run = (execution or Apply)(params, fit(term, declared, params))
+    return term.wire(run, x, context), run.outputs
 
 
 class Apply(Run):
     """Run a term with its parameters: the reference meaning."""
 
-    def __init__(self, root, params, declared, path=(), aliases=None):
-        super().__init__(root, path, aliases)
+    def __init__(self, params, declared, root=None, path=(), aliases=None):
+        super().__init__(root or (params, declared), path, aliases)
         self.params, self.declared = params, declared
 
     def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
         return compute(term, self.params, x, context, self.path)
 
     def at(self, params: Any, declared: Any, place: tuple | None = None) -> Self:
-        return type(self)(self.root, params, declared, *(place or (self.path, self.aliases)))
+        return type(self)(params, declared, self.root, *(place or (self.path, self.aliases)))
 
     def enter(self, name: Name) -> Self:
         return self.at(select(self.params, name), select(self.declared, name), self.place(name))

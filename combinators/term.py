@@ -37,6 +37,7 @@ Name = str | Mapping[str, str]
 """Where a part's parameters lie in its form's: under a name, under several names of the form
 (a composition inside another form gives its stages' parameters to that form), or, for "", all."""
 
+MISSING: Any = dataclasses.MISSING
 PACKAGE = __name__.split(".")[0] + "."
 
 
@@ -189,11 +190,11 @@ class Term(Generic[In, Out]):
 
         return Init(self)
 
-    def __call__(self, params: Mapping[str, Any], x: In, **context: Any) -> Out:
+    def __call__(self, params: Mapping[str, Any], x: In = MISSING, **context: Any) -> Out:
         """Run the term: pure, so it goes into jit, vmap, grad and the rest as it is."""
         from .parameters import call
 
-        return call(self, params, x, context)
+        return call(self, params, x, context)[0]
 
     # Where its parameters lie.
 

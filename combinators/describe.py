@@ -1,0 +1,218 @@
+"""describe: the one table of a term: stage, shape, parameters, FLOPs, bytes, and what runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import io
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .parameters import Declare, compute, declare, is_parameter, over
+from .records import Entries, Scores, Weights, show, spec
+from .score import score
+from .term import Context, Leaf, Name, Term, as_term
+
+__all__ = ["Description", "describe"]
+
+HEADER = ("stage", "gives", "parameters", "FLOPs", "bytes", "runs")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One stage: where it lies, what it gives, what it costs, and how it runs."""
+
+    path: tuple[str, ...]
+    stage: str
+    gives: str
+    parameters: int = 0
+    flops: float = 0.0
+    bytes: float = 0.0
+    runs: str = ""
+
+    def cells(self, top: int = 0) -> tuple[str, ...]:
+        numbers = (self.parameters, self.flops, self.bytes)
+        stage = "  " * (len(self.path) - top) + self.stage
+        return (stage, self.gives, *(f"{n:,.0f}" if n else "" for n in numbers), self.runs)
+
+
+class Describe(Declare):
+    """Run a term on abstract values and note every stage in turn.
+
+    `copies` are the sizes of the forms around, with their names: a stage inside runs as often.
+    """
+
+    def __init__(self, root: Any, path=(), aliases=None, rows=None, copies=()):
+        super().__init__(root, path, aliases)
+        self.rows: list[Row] = [] if rows is None else rows
+        self.around: tuple[tuple[str, int], ...] = copies
+
+    def enter(self, name: Name) -> Describe:
+        return Describe(self.root, *self.place(name), self.rows, self.around)
+
+    def part(self, form: Term, index: int, x: Any, context: Context) -> Any:
+        name, at = form.names[index], len(self.rows)
+        y = super().part(form, index, x, context)
+        path, _ = self.place(name)
+        if path != self.path and not any(row.path == path for row in self.rows[at:]):
+            self.rows.insert(at, Row(path, head_line(form.parts[index], path), show(spec(y))))
+        return y
+
+    def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
+        y = super().leaf(term, x, context)
+        times = math.prod(size for _, size in self.around)
+        costs = times * flops(term, self.outputs, x, context), times * size(y)
+        runs = "materialized" if isinstance(term, score) else ""
+        stage = labelled(repr(term), term, self.path)
+        self.rows.append(Row(self.path, stage, show(spec(y)), 0, *costs, runs))
+        return y
+
+    def mapped(self, form, x, context, size, axis, given, copies) -> Any:
+        self.around = (*self.around, (copies or "each", size))
+        return super().mapped(form, x, context, size, axis, given, copies)
+
+    def repeated(self, form: Any, x: Any, context: Context) -> Any:
+        self.around = (*self.around, ("layers", form.periods))
+        return super().repeated(form, x, context)
+
+    def shared(self, form: Any, x: Any, context: Context) -> Any:
+        if form.across == "heads":  # what does not differ from head to head is computed once
+            last = max((i for i, (n, _) in enumerate(self.around) if n == "heads"), default=0)
+            self.around = self.around[:last] + self.around[last + 1 :]
+        return super().shared(form, x, context)
+
+    def everywhere(self, form: Any, x: Any, context: Context) -> Any:
+        y = super().everywhere(form, x, context)
+        self.rows.append(Row(self.path, repr(form), show(spec(y))))
+        return y
+
+
+def labelled(stage: str, term: Term, path: tuple[str, ...]) -> str:
+    """A stage with the name that it was given, if that is not its word."""
+    place = path[-1] if path else term.name
+    return stage if place.rstrip("_0123456789") == term.name else f"{place}: {stage}"
+
+
+def head_line(term: Term, path: tuple[str, ...]) -> str:
+    """A form without its parts: they follow, indented."""
+    while term.names == ("",):
+        term = term.parts[0]
+    number = term.repeats or getattr(term, "count", None)
+    if term.exports is not None:
+        return path[-1]
+    return labelled(f"{term.name} × {number}" if number else term.name, term, path)
+
+
+def flops(term: Leaf, declared: Mapping[str, Any], x: Any, context: Context) -> float:
+    """The FLOPs of one run of a leaf, as XLA counts them before it optimises."""
+    policy = {name: value for name, value in context.items() if name == "precision"}
+    arrays = {name: value for name, value in context.items() if name != "precision"}
+
+    def run(params, x, arrays):
+        return compute(term, params, x, {**arrays, **policy}, ())
+
+    params = over(declared, lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype))
+    analysis = jax.jit(run).lower(params, spec(x), spec(arrays)).cost_analysis() or {}
+    return analysis.get("flops", 0.0)
+
+
+def size(value: Any) -> int:
+    """The bytes of what a stage gives; of a record, the part that the stage made."""
+    match value:
+        case Entries(query=query, key=key, value=mixed, visible=None):
+            arrays = query, key, mixed
+        case Entries(visible=made) | Scores(score=made) | Weights(weight=made):
+            arrays = (made,)
+        case _:
+            arrays = tuple(jax.tree.leaves(value))
+    return sum(math.prod(jnp.shape(a)) * jnp.result_type(a).itemsize for a in arrays)
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """What `describe` gives: rows of stages and their total. Prints as a table."""
+
+    rows: tuple[Row, ...]
+
+    @property
+    def top(self) -> int:
+        """The depth at which the table begins."""
+        return min((len(row.path) for row in self.rows), default=0)
+
+    @property
+    def total(self) -> Row:
+        """The sum over all stages."""
+        sums = (sum(getattr(row, n) for row in self.rows) for n in ("parameters", "flops", "bytes"))
+        return Row((), "total", "", *sums)
+
+    def __rich__(self) -> Any:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(show_footer=True, header_style="bold", footer_style="bold", box=None)
+        for index, (title, sum_) in enumerate(zip(HEADER, self.total.cells(), strict=True)):
+            side = "right" if index in (2, 3, 4) else "left"
+            table.add_column(title, sum_, justify=side, no_wrap=True)
+        for row in self.rows:
+            table.add_row(*(Text(cell) for cell in row.cells(self.top)))
+        return table
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(file=io.StringIO(), width=1000, color_system=None)
+        console.print(self)
+        lines = console.file.getvalue().splitlines()
+        return "\n".join(line.rstrip() for line in lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        def line(cells: tuple[str, ...], tag: str) -> str:
+            inner = "".join(
+                f'<{tag} style="text-align:{"right" if 2 <= i <= 4 else "left"};white-space:pre">'
+                f"{html.escape(cell)}</{tag}>"
+                for i, cell in enumerate(cells)
+            )
+            return f"<tr>{inner}</tr>"
+
+        body = "".join(line(row.cells(self.top), "td") for row in self.rows)
+        total = line(self.total.cells(), "th")
+        return f"<table>{line(HEADER, 'th')}{body}{total}</table>"
+
+
+def describe(term: Term, x: Any, **context: Any) -> Description:
+    """The table of a term on an input: for every stage, in the order in which they run, what it
+    gives, its parameters, its FLOPs, the bytes of what it gives (all copies, layers and rows
+    together), and for every lookup what runs. x and the context may be abstract.
+
+    Raises what `term.init` raises.
+
+    >>> from combinax.combinators import linear, rms_norm
+    >>> print(describe(linear(3) @ rms_norm(), jax.ShapeDtypeStruct((2, 4), "float32")))
+    """
+    declared, y = declare(as_term(term, "describe"), x, context)
+    run = Describe({})
+    jax.eval_shape(lambda x, context: term.wire(run, x, context), spec(x), spec(context))
+    if term.exports is None and not any(row.path == () for row in run.rows):
+        run.rows.insert(0, Row((), head_line(term, ()), show(y)))
+    return Description(tuple(counted(run.rows, declared)))
+
+
+def counted(rows: list[Row], declared: Mapping[str, Any]) -> list[Row]:
+    """The rows with the parameters that lie at their paths, each counted where it stands first."""
+    seen: set[tuple[str, ...]] = set()
+    result = []
+    for row in rows:
+        tree: Any = declared
+        for name in row.path:
+            tree = tree.get(name, {}) if isinstance(tree, Mapping) else {}
+        own = [p for p in dict(tree).values() if is_parameter(p)] if row.path not in seen else []
+        seen.add(row.path)
+        size = sum(math.prod(p.shape) for p in own)
+        result.append(dataclasses.replace(row, parameters=size))
+    return result
