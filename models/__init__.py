@@ -1,0 +1,40 @@
+"""combinax.models: networks in a handful of point-free lines, written with combinax.combinators.
+
+    attention  = multi_head(64, 4, scores=causal_scores)
+    mlp        = gated_dictionary(256)
+    backbone   = transformer(4, attention=attention, dictionary=mlp)
+    language   = gpt(256, 64, 128, backbone)
+
+A variant is a term or a function from terms to terms that you pass in; where none is offered,
+write the line itself.
+"""
+
+from .attention import (
+    causal_scores,
+    cross_attention,
+    from_context,
+    grouped_heads,
+    head,
+    multi_head,
+    one_memory,
+)
+from .dictionary import dictionary, gated_dictionary, keys
+from .transformer import (
+    block,
+    decoder,
+    encoder,
+    encoder_decoder,
+    gpt,
+    post_norm,
+    pre_norm,
+    reading_decoder,
+    transformer,
+)
+
+__all__ = [
+    "head", "multi_head", "grouped_heads", "cross_attention",
+    "causal_scores", "from_context", "one_memory",
+    "dictionary", "gated_dictionary", "keys",
+    "block", "pre_norm", "post_norm", "transformer",
+    "encoder", "decoder", "reading_decoder", "encoder_decoder", "gpt",
+]  # fmt: skip
