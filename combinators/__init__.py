@@ -7,33 +7,50 @@ The five words: an input is projected to entries, scored, masked, normalized, an
 """
 
 from .aggregate import aggregate, largest, weighted_sum
-from .compose import add, compose, fanout, join, multiply, parallel, pick, subtract
+from .arithmetic import add, multiply, subtract
+from .bias import Bias, alibi, alibi_slopes, bias, relative, softcap, t5_buckets, temperature
+from .compose import compose, fanout, join, parallel, pick
 from .describe import Description, describe
 from .embed import embed, half_split, interleaved, position_embed, rotary, sinusoidal, tied
 from .errors import CompositionError, ContextError, ParameterError, TermError
 from .layers import stack, unstack
-from .mask import (
-    Predicate, block_causal, causal, dilated, mask, predicate, prefix, same, valid, window,
-)  # fmt: skip
+from .mask import mask
 from .norm import dropout, layer_norm, rms_norm
 from .normalize import (
-    RowNormalizer, entmax15, gelu, gelu_tanh, hardmax, log_sum_exp, normalize, relu, relu_squared,
-    row_sum, sigmoid, silu, softmax, sparsemax, top_k,
-)  # fmt: skip
+    RowNormalizer,
+    gelu,
+    gelu_tanh,
+    log_sum_exp,
+    normalize,
+    relu,
+    relu_squared,
+    row_sum,
+    sigmoid,
+    silu,
+    softmax,
+)
 from .observe import observe
 from .parameters import axes
+from .predicates import (
+    Predicate,
+    block_causal,
+    causal,
+    dilated,
+    predicate,
+    prefix,
+    same,
+    valid,
+    window,
+)
 from .project import linear, project, slots
 from .records import Entries, Marks, Range, Rows, Scores, Weights
 from .repeat import copies, each, heads, repeat
-from .score import (
-    Bias, additive, alibi, alibi_slopes, bias, bilinear, cosine, distance, dot, features, relative,
-    scaled_dot, score, softcap, t5_buckets, temperature,
-)  # fmt: skip
+from .score import additive, bilinear, cosine, distance, dot, features, scaled_dot, score
+from .simplex import entmax15, hardmax, sparsemax, top_k
 from .term import Leaf, Parameter, Stage, Term
 from .union import sink, union
-from .values import (
-    constant, given, identity, learned, lift, named, pointwise, precision, read, shared,
-)  # fmt: skip
+from .values import constant, identity, learned, lift, pointwise, read
+from .wrap import given, named, precision, shared
 
 __all__ = [
     # project: where queries, keys and values come from

@@ -9,8 +9,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from .errors import CompositionError
-from .records import Weights, Width
-from .term import Context, Leaf, form, mistaken
+from .kinds import Width, mistaken
+from .records import Weights
+from .run import Context
+from .term import Leaf, form
 
 __all__ = ["aggregate", "largest", "weighted_sum"]
 

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Callable
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 
 from .errors import CompositionError, Line, TermError, brief
-from .lookup import hoisted
-from .records import Scores, Weights, Width, show, spec
-from .term import Context, Export, Leaf, Run, Term, as_term, form, place
-from .values import constant, identity
+from .kinds import Width, show, spec
+from .lookup import Lookup, materialized, segments
+from .run import Context, Run
+from .term import Export, Leaf, Term, as_term, form
+from .values import identity
+from .written import place
 
-__all__ = [
-    "add", "compose", "fanout", "join", "multiply", "parallel", "pick", "subtract",
-]  # fmt: skip
+__all__ = ["compose", "fanout", "join", "parallel", "pick"]
 
 
 def listed(term: Term, parts: tuple[Term, ...]) -> str:
@@ -56,8 +51,8 @@ class Compose(Term):
         return any(part.constant for part in self.parts)
 
     @cached_property
-    def order(self) -> tuple[int, ...]:
-        return hoisted(self.parts)
+    def segments(self) -> tuple[int | Lookup, ...]:
+        return segments(self.parts)
 
     def flow(self, kind: Any) -> Any:
         lines: list[Line] = []
@@ -72,16 +67,25 @@ class Compose(Term):
 
     def wire(self, run: Run, x: Any, context: Context) -> Any:
         lines: list[Line] = []
-        for index in self.order:
+
+        def step(index: int, value: Any) -> Any:
             part = self.parts[index]
             try:
-                y = run.part(self, index, x, context)
+                after = run.part(self, index, value, context)
             except TermError as error:
-                raise self.blame(error, part, lines, spec(x)) from error.__cause__
-            lines.append(Line(repr(part), f"{show(spec(x))} -> {show(spec(y))}"))
-            if part.constant:  # positions are those of the rows of x, and x ends here
-                context = {k: v for k, v in context.items() if k != "positions"}
-            x = y
+                raise self.blame(error, part, lines, spec(value)) from error.__cause__
+            lines.append(Line(repr(part), f"{show(spec(value))} -> {show(spec(after))}"))
+            return after
+
+        for segment in self.segments:
+            if isinstance(segment, Lookup):
+                x = materialized(segment, x, step)
+            else:
+                x = step(segment, x)
+                if self.parts[
+                    segment
+                ].constant:  # x ends here, and with it what is known of its rows
+                    context = {k: v for k, v in context.items() if k != "positions"}
         return x
 
     def blame(self, error: TermError, part: Term, lines: list[Line], value: Any) -> TermError:
@@ -246,151 +250,3 @@ class pick(Leaf):
 
 
 # f + g, f - g, f · g
-
-
-class Pointwise(Branches):
-    """A form that combines its parts' results number by number.
-
-    On Scores it combines the scores of keys that every part leaves visible, on Weights the
-    weights; both then stand for one table over the same values.
-    """
-
-    parts: tuple[Term, ...]
-    symbol: ClassVar[str]
-    combine: ClassVar[Callable[[Any, Any], Any]]
-
-    def __str__(self) -> str:
-        return "(" + f" {self.symbol} ".join(map(str, self.parts)) + ")"
-
-    def flow(self, kind: Any) -> Any:
-        kinds = [part.flow(kind) for part in self.parts]
-        sorts = {type(k) for k in kinds if k is not None}
-        if len(sorts) > 1:
-            raise CompositionError(
-                f"{self.name} combines like with like, and its parts give "
-                + " and ".join(map(show, kinds))
-            )
-        varying = [k for k, part in zip(kinds, self.parts, strict=True) if not part.constant]
-        widths = {k.width for k in varying if isinstance(k, Width) and k.width is not None}
-        if len(widths) > 1:
-            raise CompositionError(
-                f"{self.name} combines values of one shape, and its parts give "
-                + " and ".join(map(show, kinds))
-            )
-        if sorts == {Width}:
-            return Width(next(iter(widths), None))
-        return next((k for k in kinds if k is not None), None)
-
-    def wire(self, run: Run, x: Any, context: Context) -> Any:
-        values = [run.part(self, i, x, context) for i in range(len(self.parts))]
-        self.check(values)
-        return functools.reduce(self.merge, values)
-
-    def check(self, values: list[Any]) -> None:
-        sorts = {type(v) if isinstance(v, (Scores, Weights)) else Width for v in values}
-        varying = [v for v, part in zip(values, self.parts, strict=True) if not part.constant]
-        shapes = {tuple(jnp.shape(leaf) for leaf in table(v)) for v in varying}
-        if len(sorts) > 1 or len(shapes) > 1:
-            raise CompositionError(
-                f"{self.name} combines values of one shape, and its parts give "
-                + " and ".join(show(spec(v)) for v in values)
-            )
-
-    def merge(self, a: Any, b: Any) -> Any:
-        if isinstance(a, Scores):
-            masks = [mask for mask in (a.visible, b.visible) if mask is not None]
-            visible = functools.reduce(jnp.logical_and, masks) if masks else None
-            live = None if visible is None else visible.any(0)
-            return a.replace(score=self.combine(a.score, b.score), visible=visible, live=live)
-        if isinstance(a, Weights):
-            live = None if a.live is None or b.live is None else a.live | b.live
-            return a.replace(weight=self.combine(a.weight, b.weight), live=live)
-        return self.combine(a, b)
-
-
-def table(value: Any) -> tuple[Any, ...]:
-    """The arrays of a value whose shapes have to agree."""
-    if isinstance(value, Scores):
-        return value.score, value.value
-    if isinstance(value, Weights):
-        return value.weight, value.value
-    return tuple(jax.tree.leaves(value))
-
-
-@form
-class Add(Pointwise):
-    """See `add`."""
-
-    parts: tuple[Term, ...]
-    word, symbol, combine = "add", "+", staticmethod(operator.add)
-
-
-@form
-class Subtract(Pointwise):
-    """See `subtract`."""
-
-    parts: tuple[Term, ...]
-    word, symbol, combine = "subtract", "-", staticmethod(operator.sub)
-
-
-@form
-class Multiply(Pointwise):
-    """See `multiply`."""
-
-    parts: tuple[Term, ...]
-    word, symbol, combine = "multiply", "·", staticmethod(operator.mul)
-
-
-def add(*terms: Any) -> Term:
-    """`add(f, g)(x)` is `f(x) + g(x)`; written `f + g`. A residual is `identity + f`.
-
-    Works on arrays of one shape, on Scores and on Weights. Raises CompositionError where shapes
-    differ; only a constant (`learned`, `read`, a number) broadcasts.
-
-    >>> import jax.numpy as jnp
-    >>> (identity + identity)({}, jnp.ones(1))
-    Array([2.], dtype=float32)
-    """
-    first, *rest = (value_term(term, "add") for term in terms)
-    return Add((*(first.parts if isinstance(first, Add) else (first,)), *rest))
-
-
-def subtract(f: Any, g: Any) -> Term:
-    """`subtract(f, g)(x)` is `f(x) - g(x)`; written `f - g`.
-
-    >>> import jax.numpy as jnp
-    >>> (identity - identity)({}, jnp.ones(1))
-    Array([0.], dtype=float32)
-    """
-    return Subtract((value_term(f, "subtract"), value_term(g, "subtract")))
-
-
-def multiply(*terms: Any) -> Term:
-    """`multiply(f, g)(x)` is `f(x) g(x)`, number by number. A gate (Shazeer 2020) is
-    `multiply(silu @ linear(m), linear(m))`.
-
-    Between terms there is no `*`, because Python gives `*` and `@` one precedence; a number or
-    `learned(…)` may be written `2.0 * f`.
-
-    >>> import jax.numpy as jnp
-    >>> multiply(identity, identity)({}, jnp.full(1, 3.0))
-    Array([9.], dtype=float32)
-    """
-    return Multiply(tuple(value_term(term, "multiply") for term in terms))
-
-
-def value_term(value: Any, where: str) -> Term:
-    """A term, where a number stands for the constant function."""
-    if isinstance(value, (int, float, np.number)) and not isinstance(value, bool):
-        return constant(value)
-    return as_term(value, where)
-
-
-def scaled(term: Term, factor: Any) -> Term:
-    """What `factor * term` means: a number or a learned constant, nothing else."""
-    if isinstance(factor, Term) and not (factor.constant or term.constant):
-        raise CompositionError(
-            "write multiply(f, g) for a product of terms: Python gives * and @ one precedence, "
-            "so f * g @ h would be read as (f * g) @ h"
-        )
-    return multiply(factor, term)

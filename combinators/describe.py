@@ -12,10 +12,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .kinds import show, spec
 from .parameters import Declare, compute, declare, is_parameter, over
-from .records import Entries, Scores, Weights, show, spec
+from .records import Entries, Scores, Weights
+from .run import Context, Name
 from .score import score
-from .term import Context, Leaf, Name, Term, as_term
+from .term import Leaf, Term, as_term
 
 __all__ = ["Description", "describe"]
 

@@ -11,10 +11,12 @@ import numpy as np
 from jax import Array
 
 from .errors import CompositionError
+from .kinds import Width, show
 from .project import at_least_one, floats, one_sequence, rows_at
-from .records import Range, Width, show
-from .term import Context, Leaf, Parameter, Run, Term, as_term, form
-from .values import sums
+from .records import Range
+from .run import Context, Run
+from .term import Leaf, Parameter, Term, as_term, form
+from .wrap import sums
 
 __all__ = ["embed", "half_split", "interleaved", "position_embed", "rotary", "sinusoidal", "tied"]
 
@@ -24,10 +26,9 @@ small_normal = jax.nn.initializers.normal(0.02)
 def looked_up(table: Array, index: Any, what: str) -> Array:
     """Rows of a table. Past its end: an error where the index is known, NaN where it is traced."""
     if isinstance(index, Range):
-        if not 0 <= index.start <= index.start + index.length <= len(table):
-            last = index.start + index.length - 1
-            raise CompositionError(f"{what} {last} is past a table of {len(table)}")
-        return table[index.start : index.start + index.length]
+        if not 0 <= index.start <= index.stop <= len(table):
+            raise CompositionError(f"{what} {index.stop - 1} is past a table of {len(table)}")
+        return table[index.start : index.stop]
     if not isinstance(index, jax.core.Tracer) and index.size:
         low, high = int(index.min()), int(index.max())
         if low < 0 or high >= len(table):

@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from .errors import ParameterError
-from .term import Name, Parameter, Term, put, select
+from .run import Name, put, select
+from .term import Parameter, Term
 
 __all__ = ["stack", "unstack"]
 

@@ -1,27 +1,77 @@
-"""The Lookup: the run of stages from entries to aggregate inside a composition."""
+"""The Lookup: a question to a dictionary, from its entries to an answer, as one node.
+
+A composition groups the run of stages that score, mask, normalize and aggregate. Every execution
+of the run is a function of this node. Here is the reference meaning, the whole table at once.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+from .aggregate import aggregate
 from .mask import mask
+from .records import Entries, Scores, Weights
 from .score import score
 from .term import Stage, Term
 from .values import pointwise
 
-__all__ = ["hoisted"]
+__all__ = ["Lookup", "materialized", "segments"]
 
 
-def hoisted(parts: tuple[Term, ...]) -> tuple[int, ...]:
-    """The order in which stages run: as written, but masks before the score that they follow.
+@dataclasses.dataclass(frozen=True)
+class Lookup:
+    """Stages of a composition with their places in it, in order of application."""
 
-    A mask looks at marks alone, so it commutes with every stage up to the score. Known first, it
-    tells the score which keys no query sees, and nothing is ever computed from those.
-    """
-    order: list[int] = []
-    for index, part in enumerate(parts):
-        at = len(order)
-        if isinstance(part, mask):
-            while at and isinstance(parts[order[at - 1]], (Stage, pointwise)):
-                at -= 1
-            at = at - 1 if at and isinstance(parts[order[at - 1]], score) else len(order)
-        order.insert(at, index)
-    return tuple(order)
+    stages: tuple[tuple[int, Term], ...]
+
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """The places in the order in which stages run: masks before the score that they follow.
+
+        A mask looks at marks alone, so it commutes with every stage up to the score. Known first,
+        it tells the score which rows take no part, and nothing is ever computed from those.
+        """
+        order: list[tuple[int, Term]] = []
+        for place, stage in self.stages:
+            at = len(order)
+            if isinstance(inner(stage), mask):
+                while at and isinstance(inner(order[at - 1][1]), (Stage, pointwise)):
+                    at -= 1
+                scored = at and isinstance(inner(order[at - 1][1]), score)
+                at = at - 1 if scored else len(order)
+            order.insert(at, (place, stage))
+        return tuple(place for place, _ in order)
+
+
+def inner(stage: Term) -> Term:
+    """A stage without the wrappers that name or share it."""
+    while len(stage.parts) == 1 and stage.names == ("",):
+        (stage,) = stage.parts
+    return stage
+
+
+def segments(parts: tuple[Term, ...]) -> tuple[int | Lookup, ...]:
+    """A composition's parts by place, every run of stages of a lookup grouped into one."""
+    groups: list[Any] = []
+    kind: Any = None
+    for place, part in enumerate(parts):
+        inside = isinstance(kind, (Entries, Scores, Weights))
+        kind = part.flow(kind)
+        if inside or isinstance(kind, (Scores, Weights)) or isinstance(inner(part), aggregate):
+            if not groups or isinstance(groups[-1], int):
+                groups.append([])
+            groups[-1].append((place, part))
+        else:
+            groups.append(place)
+    return tuple(g if isinstance(g, int) else Lookup(tuple(g)) for g in groups)
+
+
+def materialized(lookup: Lookup, entries: Any, step: Callable[[int, Any], Any]) -> Any:
+    """Run a lookup stage by stage on one table of all queries and keys: the reference meaning."""
+    value = entries
+    for place in lookup.order:
+        value = step(place, value)
+    return value

@@ -12,8 +12,9 @@ from jax import Array
 from .errors import CompositionError
 from .project import floats, rows_at
 from .records import Range, Weights
-from .term import Context, Leaf, Parameter, form
-from .values import sums
+from .run import Context
+from .term import Leaf, Parameter, form
+from .wrap import sums
 
 __all__ = ["dropout", "layer_norm", "rms_norm"]
 

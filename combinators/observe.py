@@ -6,10 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import jax.numpy as jnp
-
-from .parameters import Apply, call
-from .term import Context, Term, as_term, put
+from .apply import Apply, call
+from .run import Context, put
+from .term import Term, as_term
 
 __all__ = ["observe"]
 

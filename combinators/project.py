@@ -14,9 +14,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from .errors import CompositionError
-from .records import Entries, Marks, Range, Rows, Width, show
-from .term import Context, Leaf, Parameter, Run, Term, as_term, form, mistaken
-from .values import sums
+from .kinds import Width, mistaken, show
+from .records import Entries, Marks, Range, Rows
+from .run import Context, Run
+from .term import Leaf, Parameter, Term, as_term, form
+from .wrap import sums
 
 __all__ = ["linear", "project", "slots"]
 
@@ -100,8 +102,12 @@ class Project(Term):
             raise CompositionError(
                 f"every key needs a value; there are {len(key)} keys and {len(value)} values"
             )
-        own = {} if self.key.constant else context
-        marks = Marks(rows_at(context, len(query)), rows_at(own, len(key)))
+        marks = Marks(
+            *(
+                rows_at({} if part.constant else context, len(rows))
+                for part, rows in ((self.query, query), (self.key, key))
+            )
+        )
         return Entries(query, key, value, marks)
 
 

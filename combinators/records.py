@@ -7,19 +7,22 @@ That is what lets the five words be written point-free.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast, dataclass_transform
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from .errors import ContextError
 
-__all__ = ["Entries", "Marks", "Range", "Rows", "Scores", "Weights", "Width"]
+__all__ = ["Entries", "Marks", "Range", "Rows", "Scores", "Weights"]
 
 
-def record(cls):
+Class = TypeVar("Class")
+
+
+@dataclass_transform(frozen_default=True)
+def record(cls: type[Class]) -> type[Class]:
     """A frozen dataclass that is a pytree."""
     return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
 
@@ -32,8 +35,12 @@ class Range:
     start: int
     length: int
 
+    @property
+    def stop(self) -> int:
+        return self.start + self.length
+
     def array(self) -> Array:
-        return jnp.arange(self.start, self.start + self.length, dtype=jnp.int32)
+        return jnp.arange(self.start, self.stop, dtype=jnp.int32)
 
 
 @record
@@ -87,9 +94,7 @@ class Rows:
         if size == 1 or self.span == Range(0, size):
             return table
         if self.span is not None:
-            return jax.lax.slice_in_dim(
-                table, self.span.start, self.span.start + self.span.length, axis=axis
-            )
+            return jax.lax.slice_in_dim(table, self.span.start, self.span.stop, axis=axis)
         return jnp.take(table, jnp.ravel(self.index), axis)
 
 
@@ -107,6 +112,11 @@ class Marks:
         return Marks(self.query.spread(0), self.key.spread(1))
 
 
+def kept(rows: Array, which: Array | None) -> Array:
+    """The rows, with zeros in place of those that take no part: even NaN there reaches nothing."""
+    return rows if which is None else jnp.where(which[:, None], rows, 0)
+
+
 class Record:
     """What the three records have in common."""
 
@@ -119,7 +129,8 @@ class Entries(Record):
     """A question to a dictionary, before it is scored.
 
     query (T, d), key (S, d), value (S, e); `visible` (T, S) is what the masks leave, None where
-    nothing is masked; `live` (S,) marks the keys that some query sees, None where all are.
+    nothing is masked; `live` (S,) marks the keys that some query sees, None where all are seen;
+    `awake` (T,) the queries that see some key, None where all do.
     """
 
     query: Array
@@ -128,6 +139,7 @@ class Entries(Record):
     marks: Marks | None
     visible: Array | None = None
     live: Array | None = None
+    awake: Array | None = None
 
 
 @record
@@ -139,6 +151,7 @@ class Scores(Record):
     marks: Marks | None
     visible: Array | None = None
     live: Array | None = None
+    awake: Array | None = None
 
 
 @record
@@ -160,50 +173,7 @@ class Weights(Record):
         The sum runs in at least float32 and is rounded once, to the type of the values. Values
         that no query sees are replaced before they are multiplied: even NaN stays out.
         """
-        if self.live is not None:
-            value = jnp.where(self.live[:, None], value, 0)
+        value = kept(value, self.live)
         sums = jnp.promote_types(self.weight.dtype, value.dtype)
         mixed = jnp.matmul(self.weight.astype(value.dtype), value, preferred_element_type=sums)
         return mixed.astype(value.dtype)
-
-
-@dataclasses.dataclass(frozen=True)
-class Width:
-    """The kind of an array, as far as a composition knows it: the width of its last axis.
-
-    The kind of a record is the same record with widths in place of arrays, the kind of a tuple a
-    tuple of kinds, and None stands for a value about which nothing is known yet.
-    """
-
-    width: int | None = None
-
-
-def spec(value: Any) -> Any:
-    """The abstract value: the same tree with shapes and types in place of arrays."""
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf)), value
-    )
-
-
-def show(value: Any) -> str:
-    """A value, its abstract form or its kind, in the words of an error message."""
-    match value:
-        case None:
-            return "anything"
-        case Width(width=None):
-            return "an array"
-        case Width(width=width):
-            return f"(…, {width})"
-        case Entries(query=query, key=key, value=mixed):
-            return f"query {show(query)}, key {show(key)}, value {show(mixed)}"
-        case Scores(score=score, value=mixed):
-            return f"scores {show(score)}, value {show(mixed)}"
-        case Weights(weight=weight, value=mixed):
-            return f"weights {show(weight)}, value {show(mixed)}"
-        case tuple() if not hasattr(value, "_fields"):
-            return "(" + "; ".join(map(show, value)) + ")"
-        case _ if hasattr(value, "shape") and hasattr(value, "dtype"):
-            shape = "(" + ", ".join(map(str, value.shape)) + ("," * (value.ndim == 1)) + ")"
-            return shape if value.dtype == jnp.float32 else f"{shape} {value.dtype}"
-        case _:
-            return type(value).__name__

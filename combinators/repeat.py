@@ -11,10 +11,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from .errors import CompositionError
+from .kinds import Width, show, spec
 from .project import at_least_one
-from .records import Width, show, spec
-from .term import Context, Run, Term, as_term, form, reference
-from .values import Wrapper
+from .run import Context, Run
+from .term import Term, as_term, form
+from .wrap import Wrapper
+from .written import reference
 
 __all__ = ["copies", "each", "heads", "repeat"]
 

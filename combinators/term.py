@@ -10,35 +10,31 @@ one wiring serves the plain call, the declaration of parameters, and every other
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from types import CodeType
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast, dataclass_transform
 
 import jax
 import numpy as np
 from jax import Array
 
 from .errors import CompositionError
-from .records import Entries, Marks, Scores, Weights, Width
+from .kinds import Width, mistaken
+from .records import Entries, Marks, Scores, Weights
+from .run import Context, Name, Run
+from .written import PACKAGE, arguments, written
 
-__all__ = ["Leaf", "Parameter", "Run", "Stage", "Term"]
+__all__ = ["Leaf", "Parameter", "Stage", "Term"]
 
 In = TypeVar("In", contravariant=True)
 Out = TypeVar("Out", covariant=True)
 Later = TypeVar("Later")
 Earlier = TypeVar("Earlier")
+Class = TypeVar("Class")
 
-Context = dict[str, Any]
 Initializer = Callable[[Array, tuple[int, ...], Any], Array]
-Name = str | Mapping[str, str]
-"""Where a part's parameters lie in its form's: under a name, under several names of the form
-(a composition inside another form gives its stages' parameters to that form), or, for "", all."""
-
 MISSING: Any = dataclasses.MISSING
-PACKAGE = __name__.split(".")[0] + "."
 
 
 @jax.tree_util.register_static
@@ -192,7 +188,7 @@ class Term(Generic[In, Out]):
 
     def __call__(self, params: Mapping[str, Any], x: In = MISSING, **context: Any) -> Out:
         """Run the term: pure, so it goes into jit, vmap, grad and the rest as it is."""
-        from .parameters import call
+        from .apply import call
 
         return call(self, params, x, context)[0]
 
@@ -221,11 +217,10 @@ class Term(Generic[In, Out]):
             return place
 
         def settle(part: Term, label: str | None) -> Name:
-            if label is not None:
-                exports[label] = Export(label, label, True)
-                return label
+            if label is not None and not part.given:
+                return take(label, True)
             if part.exports is None:
-                return take(part.name, part.given)
+                return take(part.name, False)
             return {export.place: take(export.word, export.given) for export in part.exports}
 
         labels = self.labels or (None,) * len(self.parts)
@@ -254,17 +249,17 @@ class Term(Generic[In, Out]):
         return compose(later, self)
 
     def __add__(self, other: Term) -> Term:
-        from .compose import add
+        from .arithmetic import add
 
         return add(self, other)
 
     def __sub__(self, other: Term) -> Term:
-        from .compose import subtract
+        from .arithmetic import subtract
 
         return subtract(self, other)
 
     def __mul__(self, factor: Any) -> Term:
-        from .compose import scaled
+        from .arithmetic import scaled
 
         return scaled(self, factor)
 
@@ -276,8 +271,10 @@ class Term(Generic[In, Out]):
         return repeat(count, self)
 
 
-form = dataclasses.dataclass(frozen=True, eq=False, repr=False)
-"""Makes a term class: a frozen dataclass that keeps the term's own equality, hash and repr."""
+@dataclass_transform(frozen_default=True, eq_default=False)
+def form(cls: type[Class]) -> type[Class]:
+    """Makes a term class: a frozen dataclass that keeps the term's own equality, hash and repr."""
+    return dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
 
 
 class Export(NamedTuple):
@@ -357,102 +354,6 @@ class Stage(Leaf[Scores, Scores]):
         return x.replace(score=self.tile(self.operands(params, context), x.score, marks))
 
 
-class Run:
-    """An execution: what it means to run a term's parts. Here is what all executions share.
-
-    `outputs` is what an execution leaves behind beside the value, named like the parameters:
-    declarations, observed values, new state.
-    """
-
-    def __init__(self, root: Any, path: tuple[str, ...] = (), aliases: Any = None):
-        self.root, self.path, self.aliases = root, path, aliases or {}
-        self.outputs: dict[str, Any] = {}
-
-    def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
-        """Run a primitive."""
-        raise NotImplementedError
-
-    def enter(self, name: Name) -> Run:
-        """This execution, for what lies under `name`."""
-        raise NotImplementedError
-
-    def place(self, name: Name) -> tuple[tuple[str, ...], Mapping[str, str]]:
-        """The path and the aliases of what lies under `name`."""
-        if not isinstance(name, str):
-            return self.path, {k: self.aliases.get(v, v) for k, v in name.items()}
-        if not name:
-            return self.path, self.aliases
-        return (*self.path, self.aliases.get(name, name)), {}
-
-    def part(self, form: Term, index: int, x: Any, context: Context) -> Any:
-        """Run one part of a form."""
-        name, part = form.names[index], form.parts[index]
-        inner = self.enter(name)
-        if isinstance(name, str) and name:
-            with jax.named_scope(name):
-                y = part.wire(inner, x, context)
-        else:
-            y = part.wire(inner, x, context)
-        self.outputs = put(self.outputs, name, inner.outputs)
-        return y
-
-    def mapped(
-        self, form: Term, x: Any, context: Context, size: int, axis: int | None,
-        given: Context, copies: str | None,
-    ) -> Any:  # fmt: skip
-        """Run a form's one part `size` times side by side; results are stacked on axis 0.
-
-        x is mapped over `axis` (None: every copy gets it whole), the context in `given` over axis
-        0. `copies` names the axis of parameters that each copy has to itself.
-        """
-        inner = self.enter(form.names[0])
-        arguments, axes, resume = inner.copies(copies)
-
-        def one(arguments, x, given):
-            run = resume(arguments)
-            y = form.parts[0].wire(run, x, {**context, **given})
-            return y, run.kept()
-
-        mapped = jax.vmap(one, in_axes=(axes, axis, 0), axis_size=size)
-        y, kept = mapped(arguments, x, given)
-        self.outputs = put(self.outputs, form.names[0], inner.regain(kept, copies, size))
-        return y
-
-    def copies(self, name: str | None) -> tuple[Any, Any, Callable[[Any], Run]]:
-        """What vmap maps for each copy: arrays, their axes, and the execution they resume."""
-        raise NotImplementedError
-
-    def kept(self) -> Any:
-        """What of the outputs leaves a mapped function: arrays."""
-        return self.outputs
-
-    def regain(self, kept: Any, name: str | None, size: int) -> dict[str, Any]:
-        """The outputs of a mapped function, from what left it."""
-        return kept
-
-
-def select(tree: Mapping[str, Any], name: Name) -> Mapping[str, Any]:
-    """The part of a tree that lies under a name."""
-    if not isinstance(name, str):
-        return {local: tree[place] for local, place in name.items() if place in tree}
-    return tree.get(name, {}) if name else tree
-
-
-def put(tree: dict[str, Any], name: Name, inner: dict[str, Any]) -> dict[str, Any]:
-    """The tree with `inner` under a name, merged with what is there; empty dicts are dropped."""
-    if not inner:
-        return tree
-    if isinstance(name, str) and name:
-        inner = {name: inner}
-    elif not isinstance(name, str):
-        inner = {name[local]: value for local, value in inner.items()}
-    merged = dict(tree)
-    for key, value in inner.items():
-        old = merged.get(key)
-        merged[key] = put(old, "", value) if isinstance(old, dict) else value
-    return merged
-
-
 def spread(term: Any, marks: Marks | None, context: Context) -> Marks | None:
     """Marks with the facts that a stage asks for, laid along the axes of the whole table."""
     if marks is None:
@@ -461,25 +362,6 @@ def spread(term: Any, marks: Marks | None, context: Context) -> Marks | None:
                                    "several dictionaries stand side by side")  # fmt: skip
         return None
     return marks.read(*term.facts, context).spread()
-
-
-def mistaken(term: Term, wanted: str, kind: Any) -> str:
-    """Why a term cannot read a value of this kind, and what is missing in between."""
-    between = {
-        (Entries, "scores"): "score(…) turns entries into scores",
-        (Entries, "weights"): "score(…), then normalize(…), turn entries into weights",
-        (Scores, "weights"): "normalize(…) turns scores into weights",
-        (Entries, "an array"): "aggregate() @ normalize(…) @ score(…) turns entries into an array",
-        (Scores, "an array"): "aggregate() @ normalize(…) turns scores into an array",
-        (Weights, "an array"): "aggregate() turns weights into an array",
-        (Width, "entries"): "project(…) or slots(…) turn an array into entries",
-        (Width, "scores"): "score(…) @ project(…) turns an array into scores",
-        (Width, "weights"): "normalize(…) @ score(…) @ project(…) turns an array into weights",
-    }
-    got = {Entries: "entries", Scores: "scores", Weights: "weights", Width: "an array"}
-    name = got.get(type(kind), "a tuple" if isinstance(kind, tuple) else type(kind).__name__)
-    hint = between.get((type(kind), wanted))
-    return f"{term.name} takes {wanted} and gets {name}" + (f"; {hint}" if hint else "")
 
 
 def as_term(value: Any, where: str) -> Term:
@@ -499,62 +381,3 @@ def as_term(value: Any, where: str) -> Term:
     else:
         fix = f"{value!r} is not a term; terms are built from words such as linear(64)"
     raise CompositionError(f"{where} joins terms, and {fix}")
-
-
-def reference(value: Any) -> str:
-    """A field as Python that evaluates to it: an importable function by name, others by place."""
-    if isinstance(value, Term) or not callable(value):
-        return repr(value)
-    name = getattr(value, "__qualname__", getattr(value, "__name__", ""))
-    home = public_home(value, name)
-    if home is not None:
-        return name if home == "__main__" or home.startswith(PACKAGE) else f"{home}.{name}"
-    code = getattr(value, "__code__", None)
-    if isinstance(code, CodeType):
-        return f"<{code.co_name} {place(code.co_filename, code.co_firstlineno)}>"
-    return repr(value)
-
-
-def public_home(value: Any, name: str) -> str | None:
-    """The shortest module that has the function under its name, public if there is one."""
-    home = getattr(value, "__module__", None) or ""
-    if not name.isidentifier() or getattr(sys.modules.get(home), name, None) is not value:
-        return None
-    top = home.split(".")[0]
-    homes = [
-        module
-        for module in list(sys.modules)
-        if module.split(".")[0] == top
-        and "._" not in module
-        and getattr(sys.modules[module], "__dict__", {}).get(name) is value
-    ]
-    return min(homes, key=lambda module: (module.count("."), module), default=home)
-
-
-def arguments(term: Term) -> str:
-    """A term's fields as the arguments of its word, without those that have their default."""
-    shown, positional = [], True
-    for field in dataclasses.fields(cast(Any, term)):
-        value = getattr(term, field.name)
-        if field.default is not dataclasses.MISSING and field.default == value:
-            positional = False
-            continue
-        positional = positional and not field.kw_only
-        shown.append(reference(value) if positional else f"{field.name}={reference(value)}")
-    return ", ".join(shown)
-
-
-def written() -> tuple[str, int]:
-    """Where the user wrote the word that is being evaluated: the first frame outside this package."""
-    frame = sys._getframe(2)
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith((PACKAGE, "dataclasses")):
-        frame = frame.f_back
-    filename = frame.f_code.co_filename
-    if "ipykernel" in filename and "IPython" in sys.modules:
-        filename = f"notebook cell {sys.modules['IPython'].get_ipython().execution_count}"
-    return filename, frame.f_lineno
-
-
-def place(filename: str, line: int) -> str:
-    """A place in the user's code: "model.py, line 3"."""
-    return f"{filename.rsplit('/', 1)[-1]}, line {line}"

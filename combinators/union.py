@@ -11,8 +11,10 @@ from jax import Array
 
 from .compose import Branches
 from .errors import CompositionError
-from .records import Entries, Scores, Width, show, spec
-from .term import Context, Leaf, Parameter, Run, Term, as_term, form, mistaken
+from .kinds import Width, mistaken, show, spec
+from .records import Entries, Scores
+from .run import Context, Run
+from .term import Leaf, Parameter, Term, as_term, form
 
 __all__ = ["sink", "union"]
 

@@ -1,0 +1,118 @@
+"""Applying a term to its parameters: the reference meaning, from which every other is derived."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+
+from .errors import ParameterError
+from .kinds import show
+from .parameters import compute, declare, fit, is_parameter, over
+from .run import Context, Name, Run, put, select
+from .term import MISSING, Leaf, Parameter, Term
+
+__all__ = ["Apply", "call"]
+
+
+def call(term: Term, params: Any, x: Any, context: Context, execution: Any = None) -> Any:
+    """`term(params, x, **context)`: check that everything fits, then run."""
+    context = {name: value for name, value in context.items() if value is not None}
+    if not isinstance(params, Mapping) or x is MISSING:
+        raise ParameterError(
+            f"a term takes its parameters first and then its input, term(params, x), with "
+            f"params a dict as term.init(rng, x) makes it; {term.name} got {show(params)} first"
+        )
+    declared, _ = declare(term, x, context)
+    run = (execution or Apply)(params, fit(term, declared, params))
+    return term.wire(run, x, context), run.outputs
+
+
+class Apply(Run):
+    """Run a term with its parameters: the reference meaning."""
+
+    def __init__(self, params, declared, root=None, path=(), aliases=None):
+        super().__init__(root or (params, declared), path, aliases)
+        self.params, self.declared = params, declared
+
+    def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
+        return compute(term, self.params, x, context, self.path)
+
+    def at(self, params: Any, declared: Any, place: tuple | None = None) -> Self:
+        return type(self)(params, declared, self.root, *(place or (self.path, self.aliases)))
+
+    def enter(self, name: Name) -> Self:
+        return self.at(select(self.params, name), select(self.declared, name), self.place(name))
+
+    def copies(self, name: str | None) -> tuple[Any, Any, Callable[[Any], Run]]:
+        if name is None:
+            return (), None, lambda _: self.at(self.params, self.declared)
+        inner = over(self.declared, Parameter.inner)
+        where = over(self.declared, lambda p: p.copies[-1] and p.copies[-1][0])
+        return self.params, where, lambda params: self.at(params, inner)
+
+    def shared(self, form: Any, x: Any, context: Context) -> Any:
+        return self.part(form, 0, x, context)
+
+    def everywhere(self, form: Any, x: Any, context: Context) -> Any:
+        params, declared = (tree[form.label] for tree in self.root)
+        inner = self.at(params, declared, ((form.label,), {}))
+        y = form.parts[0].wire(inner, x, context)
+        self.outputs = inner.outputs
+        return y
+
+    def repeated(self, form: Any, x: Any, context: Context) -> Any:
+        return (
+            self.unrolled(form, x, context)
+            if "0" in self.declared
+            else self.scanned(form, x, context)
+        )
+
+    def unrolled(self, form: Any, x: Any, context: Context) -> Any:
+        """Block after block, each with parameters of its own in a dict: {"0": …, "1": …}."""
+        for layer in range(form.repeats):
+            index = layer % len(form.parts)
+            name, key = form.names[index], str(layer)
+            inner = self.at(
+                put(dict(select(self.params, name)), "", self.params.get(key, {})),
+                put(dict(select(self.declared, name)), "", self.declared.get(key, {})),
+                self.place(name),
+            )
+            block = partial(form.parts[index].wire, inner)
+            x = form.remat(block)(x, layer_context(context, layer))
+            self.outputs = put(self.outputs, key, inner.outputs)
+        return x
+
+    def scanned(self, form: Any, x: Any, context: Context) -> Any:
+        """One `lax.scan` over parameters stacked on a leading axis: compiled once for all."""
+        params, tree = jax.tree.flatten(self.params)
+        per_layer = [
+            p.copies[-1] is not None for p in jax.tree.leaves(self.declared, is_leaf=is_parameter)
+        ]
+        inner = over(self.declared, Parameter.inner)
+
+        def period(x, scanned):
+            step, stacked = scanned
+            stacked = iter(stacked)
+            own = [next(stacked) if mine else p for mine, p in zip(per_layer, params, strict=True)]
+            run = self.at(jax.tree.unflatten(tree, own), inner)
+            for index in range(len(form.parts)):
+                layer = layer_context(context, step * len(form.parts) + index)
+                x = run.part(form, index, x, layer)
+            return x, run.outputs
+
+        stacked = [p for mine, p in zip(per_layer, params, strict=True) if mine]
+        x, self.outputs = jax.lax.scan(
+            form.remat(period), x, (jnp.arange(form.periods), stacked), length=form.periods
+        )
+        return x
+
+
+def layer_context(context: Context, layer: Any) -> Context:
+    """The context of one layer: randomness differs from layer to layer."""
+    if "rng" not in context:
+        return context
+    return {**context, "rng": jax.random.fold_in(context["rng"], layer)}

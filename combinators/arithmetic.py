@@ -1,0 +1,188 @@
+"""Arithmetic of terms: the pointwise sum, difference and product."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from .compose import Branches
+from .errors import CompositionError
+from .kinds import Width, show, spec
+from .records import Record, Scores, Weights
+from .run import Context, Run
+from .term import Term, as_term, form
+from .values import constant
+
+__all__ = ["add", "multiply", "subtract"]
+
+
+class Pointwise(Branches):
+    """A form that combines its parts' results number by number.
+
+    On Scores it combines the scores of keys that every part leaves visible, on Weights the
+    weights; both then stand for one table over the same values.
+    """
+
+    parts: tuple[Term, ...]
+    symbol: ClassVar[str]
+    combine: ClassVar[Callable[[Any, Any], Any]]
+    reached: ClassVar[Callable[[Any, Any], Any]]
+    """Which values the combined weights reach, from those that each part's reach."""
+
+    def __str__(self) -> str:
+        return "(" + f" {self.symbol} ".join(map(str, self.parts)) + ")"
+
+    def flow(self, kind: Any) -> Any:
+        kinds = [part.flow(kind) for part in self.parts]
+        known = [k for k in self.varying(kinds) if k is not None]
+        widths = {k.width for k in known if isinstance(k, Width) and k.width is not None}
+        if len({type(k) for k in known}) > 1 or len(widths) > 1:
+            raise CompositionError(self.mixed(kinds))
+        if widths:
+            return Width(widths.pop())
+        return known[0] if known else kinds[0]
+
+    def wire(self, run: Run, x: Any, context: Context) -> Any:
+        values = [run.part(self, i, x, context) for i in range(len(self.parts))]
+        varying = self.varying(values)
+        shapes = {tuple(jnp.shape(leaf) for leaf in jax.tree.leaves(table(v))) for v in varying}
+        if len({type(v) for v in varying if isinstance(v, Record)}) > 1 or len(shapes) > 1:
+            raise CompositionError(self.mixed([spec(v) for v in values]))
+        return functools.reduce(self.merge, values)
+
+    def varying(self, values: list[Any]) -> list[Any]:
+        """The values of the parts that are not constant: these have to agree in shape."""
+        return [v for v, part in zip(values, self.parts, strict=True) if not part.constant]
+
+    def mixed(self, values: list[Any]) -> str:
+        shown = " and ".join(map(show, values))
+        return f"{self.name} combines values of one shape, and its parts give {shown}"
+
+    def merge(self, a: Any, b: Any) -> Any:
+        match a, b:
+            case Scores(), Scores():
+                visible = both(a.visible, b.visible)
+                live, awake = (None, None) if visible is None else (visible.any(0), visible.any(1))
+                score = self.combine(a.score, b.score)
+                return a.replace(score=score, visible=visible, live=live, awake=awake)
+            case Weights(), Weights():
+                weight = self.combine(a.weight, b.weight)
+                return a.replace(weight=weight, live=self.reached(a.live, b.live))
+            case Scores(), _:
+                return a.replace(score=self.combine(a.score, b))
+            case _, Scores():
+                return b.replace(score=self.combine(a, b.score))
+            case Weights(), _:
+                return a.replace(weight=self.combine(a.weight, b))
+            case _, Weights():
+                return b.replace(weight=self.combine(a, b.weight))
+        return self.combine(a, b)
+
+
+def both(a: Array | None, b: Array | None) -> Array | None:
+    """a and b, where None is true everywhere."""
+    return a & b if a is not None and b is not None else b if a is None else a
+
+
+def either(a: Array | None, b: Array | None) -> Array | None:
+    """a or b, where None is true everywhere."""
+    return None if a is None or b is None else a | b
+
+
+def table(value: Any) -> Any:
+    """The part of a value whose shape has to agree."""
+    match value:
+        case Scores(score=score, value=mixed):
+            return score, mixed
+        case Weights(weight=weight, value=mixed):
+            return weight, mixed
+    return value
+
+
+@form
+class Add(Pointwise):
+    """See `add`."""
+
+    parts: tuple[Term, ...]
+    word, symbol = "add", "+"
+    combine, reached = staticmethod(operator.add), staticmethod(either)
+
+
+@form
+class Subtract(Pointwise):
+    """See `subtract`."""
+
+    parts: tuple[Term, ...]
+    word, symbol = "subtract", "-"
+    combine, reached = staticmethod(operator.sub), staticmethod(either)
+
+
+@form
+class Multiply(Pointwise):
+    """See `multiply`."""
+
+    parts: tuple[Term, ...]
+    word, symbol = "multiply", "·"
+    combine, reached = staticmethod(operator.mul), staticmethod(both)
+
+
+def add(*terms: Any) -> Term:
+    """`add(f, g)(x)` is `f(x) + g(x)`; written `f + g`. A residual is `identity + f`.
+
+    Works on arrays of one shape, on Scores and on Weights. Raises CompositionError where shapes
+    differ; only a constant (`learned`, `read`, a number) broadcasts.
+
+    >>> import jax.numpy as jnp
+    >>> (identity + identity)({}, jnp.ones(1))
+    Array([2.], dtype=float32)
+    """
+    first, *rest = (value_term(term, "add") for term in terms)
+    return Add((*(first.parts if isinstance(first, Add) else (first,)), *rest))
+
+
+def subtract(f: Any, g: Any) -> Term:
+    """`subtract(f, g)(x)` is `f(x) - g(x)`; written `f - g`.
+
+    >>> import jax.numpy as jnp
+    >>> (identity - identity)({}, jnp.ones(1))
+    Array([0.], dtype=float32)
+    """
+    return Subtract((value_term(f, "subtract"), value_term(g, "subtract")))
+
+
+def multiply(*terms: Any) -> Term:
+    """`multiply(f, g)(x)` is `f(x) g(x)`, number by number. A gate (Shazeer 2020) is
+    `multiply(silu @ linear(m), linear(m))`.
+
+    Between terms there is no `*`, because Python gives `*` and `@` one precedence; a number or
+    `learned(…)` may be written `2.0 * f`.
+
+    >>> import jax.numpy as jnp
+    >>> multiply(identity, identity)({}, jnp.full(1, 3.0))
+    Array([9.], dtype=float32)
+    """
+    return Multiply(tuple(value_term(term, "multiply") for term in terms))
+
+
+def value_term(value: Any, where: str) -> Term:
+    """A term, where a number stands for the constant function."""
+    if isinstance(value, (int, float, np.number)) and not isinstance(value, bool):
+        return constant(value)
+    return as_term(value, where)
+
+
+def scaled(term: Term, factor: Any) -> Term:
+    """What `factor * term` means: a number or a learned constant, nothing else."""
+    if isinstance(factor, Term) and not (factor.constant or term.constant):
+        raise CompositionError(
+            "write multiply(f, g) for a product of terms: Python gives * and @ one precedence, "
+            "so f * g @ h would be read as (f * g) @ h"
+        )
+    return multiply(factor, term)

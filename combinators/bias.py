@@ -1,0 +1,260 @@
+"""Scores -> Scores: biases by position or from a table, soft-caps and temperatures."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from .errors import CompositionError
+from .kinds import Width
+from .records import Marks, Scores
+from .run import Context
+from .term import Leaf, Parameter, Stage, Term, as_term, form
+from .values import Source
+
+__all__ = [
+    "Bias", "alibi", "alibi_slopes", "bias", "relative", "softcap", "t5_buckets", "temperature",
+]  # fmt: skip
+
+
+@form
+class softcap(Stage):
+    """cap · tanh(x / cap): keeps scores within ±cap (Gemma 2, 2024); on arrays, too.
+
+    >>> softcap(5.0)({}, jnp.array([0.0, 1e6]))
+    Array([0., 5.], dtype=float32)
+    """
+
+    cap: float
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.cap > 0:
+            raise CompositionError(f"cap is a positive number, not {self.cap!r}")
+
+    def flow(self, kind: Any) -> Any:
+        return kind if isinstance(kind, Width) else super().flow(kind) if kind else None
+
+    def tile(self, operands: Any, score: Array, marks: Marks | None) -> Array:
+        return self.cap * jnp.tanh(score / self.cap)
+
+    def apply(self, params: Any, x: Any, context: Context) -> Any:
+        if isinstance(x, Scores):
+            return super().apply(params, x, context)
+        return self.tile((), x, None)
+
+
+@form
+class temperature(Stage):
+    """score / t: below 1 sharpens, above 1 flattens. t is a number, `learned(())` or `read(name)`.
+
+    >>> from combinax.combinators import learned
+    >>> temperature(learned(())).inner
+    learned(())
+    """
+
+    inner: float | Source
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return self.inner.reads if isinstance(self.inner, Source) else frozenset()
+
+    def parameters(self, x: Any) -> dict[str, Parameter]:
+        return self.inner.parameters(x) if isinstance(self.inner, Source) else {}
+
+    def operands(self, params: Mapping[str, Array], context: Context) -> Any:
+        if isinstance(self.inner, Source):
+            return self.inner.apply(params, None, context)
+        return self.inner
+
+    def tile(self, operands: Any, score: Array, marks: Marks | None) -> Array:
+        return score / operands
+
+
+@form
+class bias(Stage):
+    """Adds a number to each score: Scores -> Scores.
+
+    `what` is any function of marks, `lambda query, key: -abs(query.position - key.position)`; a
+    bias of the vocabulary (`alibi`, `relative(n)`, `t5_buckets()`); or a table, `learned(shape)` or
+    `read(name)`, of shape (T, S), (S,) or (), where an axis of size 1 counts for all rows.
+    Give the names of context rows that a function wants with `rows`: they are then in
+    `query[name]` and `key[name]`.
+
+    Raises CompositionError for a table of another shape.
+
+    >>> bias(alibi)
+    bias(alibi)
+    """
+
+    what: Any
+    rows: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        super().__post_init__()
+        if isinstance(self.what, Term) and not isinstance(self.what, (Source, Bias)):
+            raise CompositionError(
+                f"bias takes a function of marks, learned(shape) or read(name), not {self.what!r}"
+            )
+        if not callable(self.what):
+            as_term(self.what, "bias")
+
+    @property
+    def facts(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return self.rows, self.rows
+
+    @functools.cached_property
+    def reads(self) -> frozenset[str]:
+        return frozenset(self.rows) | getattr(self.what, "reads", frozenset())
+
+    def parameters(self, x: Scores) -> dict[str, Parameter]:
+        return self.what.parameters(x) if isinstance(self.what, Leaf) else {}
+
+    def operands(self, params: Mapping[str, Array], context: Context) -> Any:
+        if isinstance(self.what, Source):
+            return self.what.apply(params, None, context)
+        return self.what.operands(params, context) if isinstance(self.what, Bias) else None
+
+    def tile(self, operands: Any, score: Array, marks: Marks | None) -> Array:
+        if isinstance(self.what, Source):
+            return score + cut(operands, marks)
+        if isinstance(self.what, Bias):
+            return score + self.what.tile(operands, marks)
+        return score + self.what(marks.query, marks.key)
+
+    def apply(self, params: Any, x: Scores, context: Context) -> Scores:
+        if isinstance(self.what, Source):
+            check_table(self, self.operands(params, context), x.score)
+        return super().apply(params, x, context)
+
+
+def check_table(stage: Term, table: Array, score: Array) -> None:
+    """A table fits if each of its axes is the table's or 1."""
+    padded = (1,) * (2 - table.ndim) + table.shape
+    if table.ndim > 2 or any(n not in (1, m) for n, m in zip(padded, score.shape, strict=True)):
+        raise CompositionError(
+            f"{stage!r} needs a table of shape {score.shape}, where an axis of size 1 counts for "
+            f"all; it has shape {table.shape}. A table per head or sequence is mapped with them: "
+            "heads(n, f, name=…), each(f)"
+        )
+
+
+def cut(table: Array, marks: Marks | None) -> Array:
+    """The part of a captured (T, S) table that belongs to a tile."""
+    padded = table.reshape((1,) * (2 - table.ndim) + table.shape)
+    if marks is None:
+        return padded
+    return marks.key.take(marks.query.take(padded, 0), 1)
+
+
+class Bias(Leaf):
+    """What `bias` adds, as a function of a tile's marks, with parameters if it likes."""
+
+    def operands(self, params: Mapping[str, Array], context: Context) -> Any:
+        return params
+
+    def tile(self, operands: Any, marks: Marks) -> Array:
+        raise NotImplementedError(f"{type(self).__name__} does not define tile")
+
+
+@form
+class Alibi(Bias):
+    """-slope(head) · |distance| (Press et al. 2022): the farther, the lower, and linearly so.
+
+    The slopes of n heads are `alibi_slopes(n)`; it stands inside `heads(n, …)`.
+    """
+
+    def __repr__(self) -> str:
+        return "alibi"
+
+    def operands(self, params: Any, context: Context) -> Array:
+        if "head" not in context:
+            raise CompositionError("alibi gives each head a slope: use it inside heads(n, …)")
+        head = context["head"]
+        return jnp.asarray(alibi_slopes(head.count), jnp.float32)[head.index]
+
+    def tile(self, operands: Array, marks: Marks) -> Array:
+        return -operands * jnp.abs(marks.query.position - marks.key.position)
+
+
+alibi = Alibi()
+
+
+def alibi_slopes(heads: int) -> np.ndarray:
+    """The slope of every head: 2^(-8/n), 2^(-16/n), … for n a power of two; otherwise those of the
+    next lower power, then every other one of the next higher (Press et al. 2022).
+
+    >>> alibi_slopes(3).tolist()
+    [0.0625, 0.00390625, 0.25]
+    """
+    lower = 2 ** int(np.log2(heads))
+    powers = lambda n: 2.0 ** (-8 / n * np.arange(1, n + 1))  # noqa: E731
+    return np.concatenate([powers(lower), powers(2 * lower)[::2][: heads - lower]])
+
+
+class Distances(Bias):
+    """A learned number for each bucket of the distance key - query, clipped to ±reach."""
+
+    reach: int
+
+    def buckets(self) -> np.ndarray:
+        """The entry of the table for every distance from -reach to reach."""
+        raise NotImplementedError(f"{type(self).__name__} does not define buckets")
+
+    def parameters(self, x: Any) -> dict[str, Parameter]:
+        entries = int(self.buckets().max()) + 1
+        return {"table": Parameter((entries,), jax.nn.initializers.normal(0.02), ("positions",))}
+
+    def operands(self, params: Mapping[str, Array], context: Context) -> Array:
+        return params["table"][self.buckets()]
+
+    def tile(self, operands: Array, marks: Marks) -> Array:
+        apart = marks.key.position - marks.query.position
+        return operands[jnp.clip(apart, -self.reach, self.reach) + self.reach]
+
+
+@form
+class relative(Distances):
+    """A learned number for each distance from -n to n, clipped beyond (Shaw et al. 2018).
+
+    >>> from combinax.combinators import dot, project, score
+    >>> term = bias(relative(2)) @ score(dot) @ project(1)
+    >>> term.init(jax.random.key(0), jnp.zeros((3, 1)))["bias"]["table"].shape
+    (5,)
+    """
+
+    reach: int
+
+    def buckets(self) -> np.ndarray:
+        return np.arange(2 * self.reach + 1)
+
+
+@form
+class t5_buckets(Distances):
+    """A learned number for each bucket of distance (Raffel et al. 2020): the first half of the
+    buckets one distance each, the others logarithmically wider up to `reach`. Without
+    `bidirectional` all buckets look back, as in a decoder.
+
+    >>> t5_buckets(8, 16, bidirectional=False).buckets()[:17].tolist()
+    [7, 7, 7, 7, 6, 6, 6, 6, 5, 5, 4, 4, 4, 3, 2, 1, 0]
+    """
+
+    count: int = 32
+    reach: int = 128
+    bidirectional: bool = True
+
+    def buckets(self) -> np.ndarray:
+        apart = np.arange(-self.reach, self.reach + 1)
+        count = self.count // 2 if self.bidirectional else self.count
+        back = np.abs(apart) if self.bidirectional else np.maximum(-apart, 0)
+        exact = count // 2
+        far = np.log(np.maximum(back, 1) / exact) / np.log(self.reach / exact)
+        far = exact + np.floor(far * (count - exact) + 1e-9).astype(int)
+        bucket = np.where(back < exact, back, np.minimum(far, count - 1))
+        return bucket + (count * (apart > 0) if self.bidirectional else 0)

@@ -1,0 +1,78 @@
+"""Kinds: what is known of a value before it exists, and how values are shown in words."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .records import Entries, Scores, Weights
+
+if TYPE_CHECKING:
+    from .term import Term
+
+__all__ = ["Width", "mistaken", "show", "spec"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Width:
+    """The kind of an array, as far as a composition knows it: the width of its last axis.
+
+    The kind of a record is the same record with widths in place of arrays, the kind of a tuple a
+    tuple of kinds, and None stands for a value about which nothing is known yet.
+    """
+
+    width: int | None = None
+
+
+def spec(value: Any) -> Any:
+    """The abstract value: the same tree with shapes and types in place of arrays."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf)), value
+    )
+
+
+def show(value: Any) -> str:
+    """A value, its abstract form or its kind, in the words of an error message."""
+    match value:
+        case None:
+            return "anything"
+        case Width(width=None):
+            return "an array"
+        case Width(width=width):
+            return f"(…, {width})"
+        case Entries(query=query, key=key, value=mixed):
+            return f"query {show(query)}, key {show(key)}, value {show(mixed)}"
+        case Scores(score=score, value=mixed):
+            return f"scores {show(score)}, value {show(mixed)}"
+        case Weights(weight=weight, value=mixed):
+            return f"weights {show(weight)}, value {show(mixed)}"
+        case tuple() if not hasattr(value, "_fields"):
+            return "(" + "; ".join(map(show, value)) + ")"
+        case _ if hasattr(value, "shape") and hasattr(value, "dtype"):
+            shape = "(" + ", ".join(map(str, value.shape)) + ("," * (value.ndim == 1)) + ")"
+            return shape if value.dtype == jnp.float32 else f"{shape} {value.dtype}"
+        case _:
+            return type(value).__name__
+
+
+def mistaken(term: Term, wanted: str, kind: Any) -> str:
+    """Why a term cannot read a value of this kind, and what is missing in between."""
+    between = {
+        (Entries, "scores"): "score(…) turns entries into scores",
+        (Entries, "weights"): "score(…), then normalize(…), turn entries into weights",
+        (Scores, "weights"): "normalize(…) turns scores into weights",
+        (Entries, "an array"): "aggregate() @ normalize(…) @ score(…) turns entries into an array",
+        (Scores, "an array"): "aggregate() @ normalize(…) turns scores into an array",
+        (Weights, "an array"): "aggregate() turns weights into an array",
+        (Width, "entries"): "project(…) or slots(…) turn an array into entries",
+        (Width, "scores"): "score(…) @ project(…) turns an array into scores",
+        (Width, "weights"): "normalize(…) @ score(…) @ project(…) turns an array into weights",
+    }
+    got = {Entries: "entries", Scores: "scores", Weights: "weights", Width: "an array"}
+    name = got.get(type(kind), "a tuple" if isinstance(kind, tuple) else type(kind).__name__)
+    hint = between.get((type(kind), wanted))
+    return f"{term.name} takes {wanted} and gets {name}" + (f"; {hint}" if hint else "")

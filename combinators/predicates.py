@@ -1,0 +1,270 @@
+"""Predicates: which keys may a query see, as values that combine with &, | and ~."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar, dataclass_transform
+
+from jax import Array
+
+from .errors import CompositionError
+from .project import at_least_one
+from .records import Rows
+from .values import read
+from .written import reference
+
+__all__ = [
+    "Predicate", "block_causal", "causal", "dilated", "predicate", "prefix", "same", "valid",
+    "window",
+]  # fmt: skip
+
+
+Class = TypeVar("Class")
+
+
+@dataclass_transform(frozen_default=True)
+def value(cls: type[Class]) -> type[Class]:
+    """A frozen dataclass that keeps the predicate's own repr."""
+    return dataclasses.dataclass(frozen=True, repr=False)(cls)
+
+
+class Predicate:
+    """Which keys a query may see, as a function of marks: `predicate(query, key)` -> boolean.
+
+    `rows` names the facts that it wants in query[name] and in key[name] beside `position` and
+    `index`.
+    """
+
+    rows: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    tables: tuple[str, ...] = ()
+
+    def __call__(self, query: Rows, key: Rows) -> Array:
+        raise NotImplementedError(f"{type(self).__name__} does not define __call__")
+
+    def __and__(self, other: Any) -> Predicate:
+        return Both(self, as_predicate(other))
+
+    def __or__(self, other: Any) -> Predicate:
+        return Either(self, as_predicate(other))
+
+    def __invert__(self) -> Predicate:
+        return Not(self)
+
+    __rand__ = __and__
+    __ror__ = __or__
+
+    def __repr__(self) -> str:
+        shown = [
+            f"{value!r}"
+            for field in dataclasses.fields(self)
+            if (value := getattr(self, field.name)) != field.default
+        ]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+@value
+class Pair(Predicate):
+    """Two predicates as one."""
+
+    first: Predicate
+    second: Predicate
+
+    @property
+    def rows(self):
+        pairs = zip(self.first.rows, self.second.rows, strict=True)
+        return tuple(tuple(dict.fromkeys(a + b)) for a, b in pairs)
+
+    @property
+    def tables(self):
+        return self.first.tables + self.second.tables
+
+
+@value
+class Both(Pair):
+    def __call__(self, query: Rows, key: Rows) -> Array:
+        return self.first(query, key) & self.second(query, key)
+
+    def __repr__(self) -> str:
+        return f"({self.first!r} & {self.second!r})"
+
+
+@value
+class Either(Pair):
+    def __call__(self, query: Rows, key: Rows) -> Array:
+        return self.first(query, key) | self.second(query, key)
+
+    def __repr__(self) -> str:
+        return f"({self.first!r} | {self.second!r})"
+
+
+@value
+class Not(Predicate):
+    inner: Predicate
+
+    @property
+    def rows(self):
+        return self.inner.rows
+
+    @property
+    def tables(self):
+        return self.inner.tables
+
+    def __call__(self, query: Rows, key: Rows) -> Array:
+        return ~self.inner(query, key)
+
+    def __repr__(self) -> str:
+        return f"~{self.inner!r}"
+
+
+@value
+class predicate(Predicate):
+    """Any function of the marks of queries and keys as a predicate.
+
+    `rows` names context that has one entry per row, or one for all: `query[name]`, `key[name]`.
+
+    >>> even = predicate(lambda query, key: key.position % 2 == 0)
+    >>> mask(causal & even).predicate.first
+    causal
+    """
+
+    function: Callable[[Rows, Rows], Array]
+    names: tuple[str, ...] = ()
+    label: str = ""
+
+    @property
+    def rows(self):
+        return self.names, self.names
+
+    def __call__(self, query: Rows, key: Rows) -> Array:
+        return self.function(query, key)
+
+    def __repr__(self) -> str:
+        names = f", {self.names!r}" if self.names else ""
+        return self.label or f"predicate({reference(self.function)}{names})"
+
+
+def at_or_before(query: Rows, key: Rows) -> Array:
+    return key.position <= query.position
+
+
+causal = predicate(at_or_before, label="causal")
+
+
+@value
+class window(Predicate):
+    """|distance| < w: with `causal` exactly w keys, the query's own included (Beltagy et al. 2020)."""
+
+    width: int
+
+    def __post_init__(self):
+        at_least_one(self, width=self.width)
+
+    def __call__(self, query: Rows, key: Rows) -> Array:
+        apart = query.position - key.position
+        return (apart < self.width) & (apart > -self.width)
+
+
+@value
+class prefix(Predicate):
+    """The first p keys and, beyond them, `causal`: a prefix language model (Raffel et al. 2020)."""
+
+    length: int
+
+    def __call__(self, query: Rows, key: Rows) -> Array:
+        return (key.position < self.length) | (key.position <= query.position)
+
+
+@value
+class dilated(Predicate):
+    """Every d-th key, counted from the query's own position (Beltagy et al. 2020)."""
+
+    step: int
+
+    def __post_init__(self):
+        at_least_one(self, step=self.step)
+
+    def __call__(self, query: Rows, key: Rows) -> Array:
+        return (query.position - key.position) % self.step == 0
+
+
+@value
+class block_causal(Predicate):
+    """Causal from block to block of b positions, and both ways within a block."""
+
+    size: int
+
+    def __post_init__(self):
+        at_least_one(self, size=self.size)
+
+    def __call__(self, query: Rows, key: Rows) -> Array:
+        return key.position // self.size <= query.position // self.size
+
+
+@value
+class same(Predicate):
+    """Query and key carry the same number in the context: `same("segments")` keeps packed documents
+    apart. Where keys come from elsewhere, `same("segments", "memory_segments")` names theirs."""
+
+    query_name: str
+    key_name: str = ""
+
+    @property
+    def rows(self):
+        return (self.query_name,), (self.key_name or self.query_name,)
+
+    def __call__(self, query: Rows, key: Rows) -> Array:
+        return query[self.query_name] == key[self.key_name or self.query_name]
+
+
+@value
+class valid(Predicate):
+    """The first n keys, n in the context: `valid("lengths")` keeps padding out."""
+
+    name: str
+
+    @property
+    def rows(self):
+        return (), (self.name,)
+
+    def __call__(self, query: Rows, key: Rows) -> Array:
+        return key.index < key[self.name]
+
+
+@value
+class captured(Predicate):
+    """A boolean table (T, S) from the context, as `mask(read("adjacency"))` means it."""
+
+    name: str
+
+    @property
+    def rows(self):
+        return (self.name,), ()
+
+    @property
+    def tables(self):
+        return (self.name,)
+
+    def __call__(self, query: Rows, key: Rows) -> Array:
+        return key.take(query[self.name], 1)
+
+    def __repr__(self) -> str:
+        return f"read({self.name!r})"
+
+
+def as_predicate(value: Any) -> Predicate:
+    if isinstance(value, Predicate):
+        return value
+    if isinstance(value, read):
+        return captured(value.label)
+    if isinstance(value, type) and issubclass(value, Predicate):
+        raise CompositionError(
+            f"{value.__name__} is a predicate not called: write {value.__name__}(…)"
+        )
+    if callable(value) and not hasattr(value, "wire"):
+        return predicate(value)
+    shown = f"an array of {value.dtype}" if hasattr(value, "dtype") else repr(value)
+    raise CompositionError(
+        f"a mask is a predicate such as causal, a boolean function of marks, or read(name), "
+        f"True = may attend; not {shown}"
+    )

@@ -1,0 +1,71 @@
+"""Terms as Python text: fields as arguments, functions by name, and where a word was written."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from types import CodeType
+from typing import Any
+
+__all__ = ["arguments", "place", "reference", "written"]
+
+PACKAGE = __name__.split(".")[0] + "."
+
+
+def reference(value: Any) -> str:
+    """A field as Python that evaluates to it: an importable function by name, others by place."""
+    if hasattr(value, "wire") or not callable(value):
+        return repr(value)
+    name = getattr(value, "__qualname__", getattr(value, "__name__", ""))
+    home = public_home(value, name)
+    if home is not None:
+        return name if home == "__main__" or home.startswith(PACKAGE) else f"{home}.{name}"
+    code = getattr(value, "__code__", None)
+    if isinstance(code, CodeType):
+        return f"<{code.co_name} {place(code.co_filename, code.co_firstlineno)}>"
+    return repr(value)
+
+
+def public_home(value: Any, name: str) -> str | None:
+    """The shortest module that has the function under its name, public if there is one."""
+    home = getattr(value, "__module__", None) or ""
+    if not name.isidentifier() or getattr(sys.modules.get(home), name, None) is not value:
+        return None
+    top = home.split(".")[0]
+    homes = [
+        module
+        for module in list(sys.modules)
+        if module.split(".")[0] == top
+        and "._" not in module
+        and getattr(sys.modules[module], "__dict__", {}).get(name) is value
+    ]
+    return min(homes, key=lambda module: (module.count("."), module), default=home)
+
+
+def arguments(term: Any) -> str:
+    """A term's fields as the arguments of its word, without those that have their default."""
+    shown, positional = [], True
+    for field in dataclasses.fields(term):
+        value = getattr(term, field.name)
+        if field.default is not dataclasses.MISSING and field.default == value:
+            positional = False
+            continue
+        positional = positional and not field.kw_only
+        shown.append(reference(value) if positional else f"{field.name}={reference(value)}")
+    return ", ".join(shown)
+
+
+def written() -> tuple[str, int]:
+    """Where the user wrote the word that is being evaluated: the first frame outside this package."""
+    frame = sys._getframe(2)
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith((PACKAGE, "dataclasses")):
+        frame = frame.f_back
+    filename = frame.f_code.co_filename
+    if "ipykernel" in filename and "IPython" in sys.modules:
+        filename = f"notebook cell {sys.modules['IPython'].get_ipython().execution_count}"
+    return filename, frame.f_lineno
+
+
+def place(filename: str, line: int) -> str:
+    """A place in the user's code: "model.py, line 3"."""
+    return f"{filename.rsplit('/', 1)[-1]}, line {line}"
