@@ -1,7 +1,7 @@
 """combinax.combinators: the vocabulary and the grammar, on one screen.
 
-    attention  = compose(aggregate(), normalize(softmax), mask(causal), score(scaled_dot), project(16))
-    dictionary = compose(aggregate(), normalize(gelu), score(dot), slots(256))
+    attention  = aggregate() @ normalize(softmax) @ mask(causal) @ score(scaled_dot) @ project(16)
+    dictionary = aggregate() @ normalize(gelu)                   @ score(dot)        @ slots(256)
 
 The five words: an input is projected to entries, scored, masked, normalized, and aggregated.
 """

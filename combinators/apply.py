@@ -54,9 +54,6 @@ class Apply(Run):
         where = over(self.declared, lambda p: p.copies[-1] and p.copies[-1][0])
         return self.params, where, lambda params: self.at(params, inner)
 
-    def shared(self, form: Any, x: Any, context: Context) -> Any:
-        return self.part(form, 0, x, context)
-
     def everywhere(self, form: Any, x: Any, context: Context) -> Any:
         params, declared = (tree[form.label] for tree in self.root)
         inner = self.at(params, declared, ((form.label,), {}))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import operator
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -32,9 +30,14 @@ class Pointwise(Branches):
 
     parts: tuple[Term, ...]
     symbol: ClassVar[str]
-    combine: ClassVar[Callable[[Any, Any], Any]]
-    reached: ClassVar[Callable[[Any, Any], Any]]
-    """Which values the combined weights reach, from those that each part's reach."""
+
+    def combine(self, a: Any, b: Any) -> Any:
+        """The arithmetic, number by number."""
+        raise NotImplementedError
+
+    def reached(self, a: Array | None, b: Array | None) -> Array | None:
+        """Which values the combined weights reach, from those that each part's weights reach."""
+        return None if a is None or b is None else a | b
 
     def __str__(self) -> str:
         return "(" + f" {self.symbol} ".join(map(str, self.parts)) + ")"
@@ -91,11 +94,6 @@ def both(a: Array | None, b: Array | None) -> Array | None:
     return a & b if a is not None and b is not None else b if a is None else a
 
 
-def either(a: Array | None, b: Array | None) -> Array | None:
-    """a or b, where None is true everywhere."""
-    return None if a is None or b is None else a | b
-
-
 def table(value: Any) -> Any:
     """The part of a value whose shape has to agree."""
     match value:
@@ -111,8 +109,11 @@ class Add(Pointwise):
     """See `add`."""
 
     parts: tuple[Term, ...]
-    word, symbol = "add", "+"
-    combine, reached = staticmethod(operator.add), staticmethod(either)
+    word = "add"
+    symbol = "+"
+
+    def combine(self, a: Any, b: Any) -> Any:
+        return a + b
 
 
 @form
@@ -120,8 +121,11 @@ class Subtract(Pointwise):
     """See `subtract`."""
 
     parts: tuple[Term, ...]
-    word, symbol = "subtract", "-"
-    combine, reached = staticmethod(operator.sub), staticmethod(either)
+    word = "subtract"
+    symbol = "-"
+
+    def combine(self, a: Any, b: Any) -> Any:
+        return a - b
 
 
 @form
@@ -129,8 +133,14 @@ class Multiply(Pointwise):
     """See `multiply`."""
 
     parts: tuple[Term, ...]
-    word, symbol = "multiply", "·"
-    combine, reached = staticmethod(operator.mul), staticmethod(both)
+    word = "multiply"
+    symbol = "·"
+
+    def combine(self, a: Any, b: Any) -> Any:
+        return a * b
+
+    def reached(self, a: Array | None, b: Array | None) -> Array | None:
+        return both(a, b)
 
 
 def add(*terms: Any) -> Term:
@@ -165,7 +175,7 @@ def multiply(*terms: Any) -> Term:
     `learned(…)` may be written `2.0 * f`.
 
     >>> import jax.numpy as jnp
-    >>> multiply(identity, identity)({}, jnp.full(1, 3.0))
+    >>> multiply(identity, identity)({}, jnp.array([3.0]))
     Array([9.], dtype=float32)
     """
     return Multiply(tuple(value_term(term, "multiply") for term in terms))

@@ -121,7 +121,7 @@ class bias(Stage):
             return self.what.apply(params, None, context)
         return self.what.operands(params, context) if isinstance(self.what, Bias) else None
 
-    def tile(self, operands: Any, score: Array, marks: Marks | None) -> Array:
+    def tile(self, operands: Any, score: Array, marks: Any) -> Array:
         if isinstance(self.what, Source):
             return score + cut(operands, marks)
         if isinstance(self.what, Bias):

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from .kinds import show, spec
 from .parameters import Declare, compute, declare, is_parameter, over
@@ -126,12 +125,12 @@ def size(value: Any) -> int:
     """The bytes of what a stage gives; of a record, the part that the stage made."""
     match value:
         case Entries(query=query, key=key, value=mixed, visible=None):
-            arrays = query, key, mixed
+            arrays: list[Any] = [query, key, mixed]
         case Entries(visible=made) | Scores(score=made) | Weights(weight=made):
-            arrays = (made,)
+            arrays = [made]
         case _:
-            arrays = tuple(jax.tree.leaves(value))
-    return sum(math.prod(jnp.shape(a)) * jnp.result_type(a).itemsize for a in arrays)
+            arrays = jax.tree.leaves(spec(value))
+    return sum(math.prod(a.shape) * a.dtype.itemsize for a in arrays)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,8 +147,8 @@ class Description:
     @property
     def total(self) -> Row:
         """The sum over all stages."""
-        sums = (sum(getattr(row, n) for row in self.rows) for n in ("parameters", "flops", "bytes"))
-        return Row((), "total", "", *sums)
+        sums = [sum(getattr(row, n) for row in self.rows) for n in ("parameters", "flops", "bytes")]
+        return Row((), "total", "", *sums, runs="")
 
     def __rich__(self) -> Any:
         from rich.table import Table
@@ -166,9 +165,9 @@ class Description:
     def __str__(self) -> str:
         from rich.console import Console
 
-        console = Console(file=io.StringIO(), width=1000, color_system=None)
-        console.print(self)
-        lines = console.file.getvalue().splitlines()
+        text = io.StringIO()
+        Console(file=text, width=1000, color_system=None).print(self)
+        lines = text.getvalue().splitlines()
         return "\n".join(line.rstrip() for line in lines)
 
     __repr__ = __str__

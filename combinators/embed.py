@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 
 from .errors import CompositionError
 from .kinds import Width, show
@@ -29,7 +30,7 @@ def looked_up(table: Array, index: Any, what: str) -> Array:
         if not 0 <= index.start <= index.stop <= len(table):
             raise CompositionError(f"{what} {index.stop - 1} is past a table of {len(table)}")
         return table[index.start : index.stop]
-    if not isinstance(index, jax.core.Tracer) and index.size:
+    if not isinstance(index, Tracer) and index.size:
         low, high = int(index.min()), int(index.max())
         if low < 0 or high >= len(table):
             wrong = low if low < 0 else high
@@ -81,7 +82,10 @@ class Unembed(Leaf):
     embed: embed
 
     word = "unembed"
-    name = "embed"
+
+    @property
+    def name(self) -> str:
+        return "embed"
 
     def parameters(self, x: Any) -> dict[str, Parameter]:
         if x.shape[-1] != self.embed.width:
@@ -143,7 +147,7 @@ def tied(embedding: Term, body: Term) -> Term:
     """
     if not isinstance(as_term(embedding, "tied"), embed):
         raise CompositionError(f"tied takes embed(vocabulary, width) first, not {embedding!r}")
-    return Tied(embedding, as_term(body, "tied"))
+    return Tied(cast(embed, embedding), as_term(body, "tied"))
 
 
 @form
@@ -228,7 +232,7 @@ def interleaved(x: Array) -> tuple[Array, Array]:
     return x[..., ::2], x[..., 1::2]
 
 
-JOINED = {
+JOINED: dict[Any, Callable[[Array, Array], Array]] = {
     half_split: lambda a, b: jnp.concatenate([a, b], -1),
     interleaved: lambda a, b: jnp.stack([a, b], -1).reshape(*a.shape[:-1], -1),
 }

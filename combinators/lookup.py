@@ -55,18 +55,20 @@ def inner(stage: Term) -> Term:
 
 def segments(parts: tuple[Term, ...]) -> tuple[int | Lookup, ...]:
     """A composition's parts by place, every run of stages of a lookup grouped into one."""
-    groups: list[Any] = []
+    groups: list[int | Lookup] = []
     kind: Any = None
     for place, part in enumerate(parts):
-        inside = isinstance(kind, (Entries, Scores, Weights))
+        asked = isinstance(kind, (Entries, Scores, Weights))
         kind = part.flow(kind)
-        if inside or isinstance(kind, (Scores, Weights)) or isinstance(inner(part), aggregate):
-            if not groups or isinstance(groups[-1], int):
-                groups.append([])
-            groups[-1].append((place, part))
+        if asked or isinstance(kind, (Scores, Weights)) or isinstance(inner(part), aggregate):
+            match groups:
+                case [*_, Lookup(stages)]:
+                    groups[-1] = Lookup((*stages, (place, part)))
+                case _:
+                    groups.append(Lookup(((place, part),)))
         else:
             groups.append(place)
-    return tuple(g if isinstance(g, int) else Lookup(tuple(g)) for g in groups)
+    return tuple(groups)
 
 
 def materialized(lookup: Lookup, entries: Any, step: Callable[[int, Any], Any]) -> Any:

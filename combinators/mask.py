@@ -74,7 +74,7 @@ class mask(Leaf):
             return kind
         raise CompositionError(mistaken(self, "scores", kind))
 
-    def visible(self, marks: Marks) -> Array:
+    def visible(self, marks: Any) -> Array:
         """What a tile's queries may see: boolean, broadcasting to (t, s)."""
         visible = jnp.asarray(self.predicate(marks.query, marks.key))
         if visible.dtype != jnp.bool_:

@@ -231,7 +231,7 @@ class normalize(Leaf):
 
 @form
 class LogSumExp(Leaf):
-    """log of the sum of exp over each row's visible scores: Scores -> (T,); -inf for an empty row."""
+    """log of the sum of exp over a row's visible scores: Scores -> (T,); -inf if it sees none."""
 
     def __repr__(self) -> str:
         return "log_sum_exp"

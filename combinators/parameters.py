@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.core import Tracer
 
 from .errors import CompositionError, ContextError, Line, ParameterError, TermError, brief
 from .kinds import show, spec
@@ -167,7 +168,7 @@ class Init:
 
     def __call__(self, rng: Array, x: Any, **context: Any) -> dict[str, Any]:
         declared, _ = declare(self.term, x, context)
-        make = made if isinstance(rng, jax.core.Tracer) else made_quickly
+        make = made if isinstance(rng, Tracer) else made_quickly
         return make(rng, tuple(walk(declared)))
 
 
@@ -263,7 +264,8 @@ def misfits(declared: Any, params: Any, path: tuple[str, ...]) -> Iterator[str]:
             yield f"{where} has shape {declared.shape}, not {jnp.shape(params)}"
         return
     if not isinstance(params, Mapping):
-        yield f"{where} is a dict of {', '.join(declared)}, not an array of shape {jnp.shape(params)}"
+        names = ", ".join(declared)
+        yield f"{where} is a dict of {names}, not an array of shape {jnp.shape(params)}"
         return
     for name in declared.keys() - params.keys():
         yield f"{'.'.join((*path, name))} is missing"

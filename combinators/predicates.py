@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, TypeVar, cast, dataclass_transform
 
 from jax import Array
 
@@ -57,7 +57,7 @@ class Predicate:
     def __repr__(self) -> str:
         shown = [
             f"{value!r}"
-            for field in dataclasses.fields(self)
+            for field in dataclasses.fields(cast(Any, self))
             if (value := getattr(self, field.name)) != field.default
         ]
         return f"{type(self).__name__}({', '.join(shown)})"
@@ -153,7 +153,7 @@ causal = predicate(at_or_before, label="causal")
 
 @value
 class window(Predicate):
-    """|distance| < w: with `causal` exactly w keys, the query's own included (Beltagy et al. 2020)."""
+    """|distance| < w: with `causal` exactly w keys, its own included (Beltagy et al. 2020)."""
 
     width: int
 
@@ -252,18 +252,19 @@ class captured(Predicate):
         return f"read({self.name!r})"
 
 
-def as_predicate(value: Any) -> Predicate:
-    if isinstance(value, Predicate):
-        return value
-    if isinstance(value, read):
-        return captured(value.label)
-    if isinstance(value, type) and issubclass(value, Predicate):
-        raise CompositionError(
-            f"{value.__name__} is a predicate not called: write {value.__name__}(…)"
-        )
-    if callable(value) and not hasattr(value, "wire"):
-        return predicate(value)
-    shown = f"an array of {value.dtype}" if hasattr(value, "dtype") else repr(value)
+def as_predicate(what: Any) -> Predicate:
+    """The predicate that a user means by a predicate, a function of marks, or `read(name)`."""
+    if isinstance(what, Predicate):
+        return what
+    if isinstance(what, read):
+        return captured(what.label)
+    name = getattr(what, "__name__", "")
+    if isinstance(what, type) and issubclass(what, Predicate):
+        raise CompositionError(f"{name} is a predicate not called: write {name}(…)")
+    if callable(what) and not hasattr(what, "wire"):
+        return predicate(cast(Any, what))
+    kind = getattr(what, "dtype", None)
+    shown = f"an array of {kind}" if kind is not None else repr(what)
     raise CompositionError(
         f"a mask is a predicate such as causal, a boolean function of marks, or read(name), "
         f"True = may attend; not {shown}"

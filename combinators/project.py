@@ -79,7 +79,7 @@ class Project(Term):
     def __repr__(self) -> str:
         def short(term: Term) -> str:
             plain = isinstance(term, linear) and term == linear(term.width)
-            return repr(term.width if plain else term)
+            return repr(getattr(term, "width", None) if plain else term)
 
         slots = [short(part) for part in self.parts]
         if len(set(slots)) == 1:
@@ -222,9 +222,8 @@ def floats(term: Term, x: Any) -> None:
         raise CompositionError(f"{term.name} takes vectors and gets a single number")
 
 
-def at_least_one(term: Term, **numbers: Any) -> None:
+def at_least_one(term: Any, **numbers: Any) -> None:
+    word = getattr(term, "name", type(term).__name__)
     for name, number in numbers.items():
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            raise CompositionError(
-                f"{name} of {term.name} is an integer of at least 1, not {number!r}"
-            )
+            raise CompositionError(f"{name} of {word} is an integer of at least 1, not {number!r}")

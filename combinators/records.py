@@ -1,4 +1,4 @@
-"""The values that flow: `Entries` --score--> `Scores` --normalize--> `Weights` --aggregate--> array.
+"""The values that flow: Entries --score--> Scores --normalize--> Weights --aggregate--> array.
 
 A record carries more than its stage needs; a stage acts on its part and passes the rest along.
 That is what lets the five words be written point-free.
@@ -52,8 +52,8 @@ class Rows:
     index where it is known without an array.
     """
 
-    position: Range | Array
-    index: Range | Array
+    position: Any
+    index: Any
     facts: dict[str, Array] = dataclasses.field(default_factory=dict)
     span: Range | None = None
 
@@ -133,10 +133,10 @@ class Entries(Record):
     `awake` (T,) the queries that see some key, None where all do.
     """
 
-    query: Array
-    key: Array
-    value: Array
-    marks: Marks | None
+    query: Any
+    key: Any
+    value: Any
+    marks: Any
     visible: Array | None = None
     live: Array | None = None
     awake: Array | None = None
@@ -146,9 +146,9 @@ class Entries(Record):
 class Scores(Record):
     """How well each query matches each key: score (T, S) with `visible`, value (S, e)."""
 
-    score: Array
-    value: Array
-    marks: Marks | None
+    score: Any
+    value: Any
+    marks: Any
     visible: Array | None = None
     live: Array | None = None
     awake: Array | None = None
@@ -162,9 +162,9 @@ class Weights(Record):
     aggregating applies it.
     """
 
-    weight: Array
-    value: Array
-    marks: Marks | None = None
+    weight: Any
+    value: Any
+    marks: Any = None
     live: Array | None = None
 
     def __call__(self, value: Array) -> Array:

@@ -82,9 +82,9 @@ class Repeat(Term):
 def repeat(count: int, *terms: Term, remat: Callable[[Callable], Callable] = keep) -> Term:
     """`repeat(n, f)` applies f n times, each time with parameters of its own; also `f ** n`.
 
-    `repeat(n, f, g)` makes n blocks of an alternating pattern f, g, f, g, …, f first. Parameters are
-    stacked on a leading axis `layers` and run as one `lax.scan`; `unstack` makes them n dicts,
-    which run unrolled. `remat=jax.checkpoint` recomputes each block in the backward pass.
+    `repeat(n, f, g)` makes n blocks of an alternating pattern f, g, f, g, …, f first. Parameters
+    are stacked on a leading axis `layers` and run as one `lax.scan`; `unstack` makes them n
+    dicts, which run unrolled. `remat=jax.checkpoint` recomputes each block in the backward pass.
 
     Raises CompositionError when a block changes the shape, or n is no whole number of patterns.
 

@@ -83,6 +83,18 @@ class Run:
         """What vmap maps for each copy: arrays, their axes, and the execution they resume."""
         raise NotImplementedError
 
+    def repeated(self, form: Any, x: Any, context: Context) -> Any:
+        """Run the parts of a repeat one after the other, again and again."""
+        raise NotImplementedError
+
+    def shared(self, form: Any, x: Any, context: Context) -> Any:
+        """Run a part whose parameters all copies, or all layers, share."""
+        return self.part(form, 0, x, context)
+
+    def everywhere(self, form: Any, x: Any, context: Context) -> Any:
+        """Run a part whose parameters stand at the top of the tree, under `form.label`."""
+        raise NotImplementedError
+
     def kept(self) -> Any:
         """What of the outputs leaves a mapped function: arrays."""
         return self.outputs

@@ -45,8 +45,7 @@ def scaled_dot(query: Array, key: Array, scale: float | None = None) -> Array:
     >>> scaled_dot(jnp.ones((1, 4)), jnp.ones((1, 4)))
     Array([[2.]], dtype=float32)
     """
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    return dot(query * jnp.asarray(scale, query.dtype), key)
+    return dot(query, key) * (query.shape[-1] ** -0.5 if scale is None else scale)
 
 
 def cosine(query: Array, key: Array, eps: float = 1e-12) -> Array:
@@ -137,9 +136,10 @@ class features(Leaf):
     Array([[2.]], dtype=float32)
     """
 
-    map: Term
+    map: Any
 
     def __post_init__(self):
+        super().__post_init__()
         if not isinstance(self.map, Leaf):
             object.__setattr__(self, "map", pointwise(self.map))
 
@@ -156,12 +156,14 @@ class score(Leaf):
     """Asks how well every query matches every key: Entries -> Scores, score (T, S).
 
     The score function takes a query tile (t, d) and a key tile (s, d) to (t, s): `dot`,
-    `scaled_dot`, `cosine`, `distance`, `bilinear()`, `additive(h)`, `features(φ)`, your own function,
-    or your own leaf on the pair of tiles, with parameters if it likes. Keywords go to the
-    function: `score(scaled_dot, scale=0.1)`.
+    `scaled_dot`, `cosine`, `distance`, `bilinear()`, `additive(h)`, `features(φ)`, your own
+    function, or your own leaf on the pair of tiles, with parameters if it likes. Keywords go to
+    the function: `score(scaled_dot, scale=0.1)`.
 
     Keys that no query sees (padding), and queries that see no key, are replaced before they are
-    scored, so that even NaN there reaches nothing. Raises CompositionError where widths do not meet.
+    scored, so that even NaN there reaches nothing.
+
+    Raises CompositionError where widths do not meet.
 
     >>> from combinax.combinators import project
     >>> term = score(scaled_dot) @ project(4)

@@ -102,6 +102,7 @@ class Term(Generic[In, Out]):
     word: ClassVar[str] = ""
     parts: tuple[Term, ...]
     labels: tuple[str | None, ...] = ()
+    written: tuple[str, int]
     given: bool = False
     repeats: int = 0
 
@@ -135,6 +136,7 @@ class Term(Generic[In, Out]):
     def __eq__(self, other: object) -> bool:
         return self is other or (
             type(self) is type(other)
+            and isinstance(other, Term)
             and self.digest == other.digest
             and self.fields == other.fields
         )
@@ -361,23 +363,24 @@ def spread(term: Any, marks: Marks | None, context: Context) -> Marks | None:
             raise CompositionError(f"write {term!r} inside each branch of union: after it, keys of "
                                    "several dictionaries stand side by side")  # fmt: skip
         return None
-    return marks.read(*term.facts, context).spread()
+    query, key = term.facts
+    return marks.read(query, key, context).spread()
 
 
 def as_term(value: Any, where: str) -> Term:
     """The value if it is a term; else an error that says how to make it one."""
     if isinstance(value, Term):
         return value
-    name = getattr(value, "__name__", None)
-    if callable(value) and name:
-        if getattr(value, "__module__", "").startswith(PACKAGE):
-            fix = f"{name} is a word not called: write {name}(…)"
-            if isinstance(value, type) and not any(
-                f.default is dataclasses.MISSING for f in dataclasses.fields(value)
-            ):
-                fix = f"{name} is a word not called: write {name}()"
-        else:
-            fix = f"{name} is a plain function: write lift({name}), or pointwise({name}) if it acts position by position"
-    else:
+    name = getattr(value, "__name__", "")
+    if not callable(value) or not name:
         fix = f"{value!r} is not a term; terms are built from words such as linear(64)"
+    elif not getattr(value, "__module__", "").startswith(PACKAGE):
+        fix = (
+            f"{name} is a plain function: write lift({name}), or pointwise({name}) if it acts "
+            "position by position"
+        )
+    else:
+        fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else (None,)
+        needed = [f for f in fields if f is None or f.default is dataclasses.MISSING]
+        fix = f"{name} is a word not called: write {name}({'…' if needed else ''})"
     raise CompositionError(f"{where} joins terms, and {fix}")

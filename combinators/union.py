@@ -81,7 +81,8 @@ class sink(Leaf):
 
     `sink(0.0)` fixes the score instead: softmax divides by 1 + the sum of exponentials.
 
-    >>> sink().init(jax.random.key(0), Entries(jnp.ones((2, 1)), jnp.ones((3, 1)), jnp.ones((3, 1)), None))
+    >>> from combinax.combinators import project
+    >>> (sink() @ project(2)).init(jax.random.key(0), jnp.zeros((3, 4)))["sink"]
     {'score': Array(0., dtype=float32)}
     """
 

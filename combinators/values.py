@@ -109,7 +109,7 @@ class constant(Source):
     2.0
     """
 
-    value: float
+    value: Any
 
     def __str__(self) -> str:
         return str(self.value)

@@ -99,7 +99,10 @@ class Everywhere(Wrapper):
 
     term: Term
     label: str
-    exports = None
+
+    @property
+    def exports(self) -> None:
+        return None
 
     def __repr__(self) -> str:
         return f"shared({self.term!r}, name={self.label!r})"

@@ -56,7 +56,7 @@ def arguments(term: Any) -> str:
 
 
 def written() -> tuple[str, int]:
-    """Where the user wrote the word that is being evaluated: the first frame outside this package."""
+    """Where the user wrote the word being evaluated: the first frame outside this package."""
     frame = sys._getframe(2)
     while frame.f_back and frame.f_globals.get("__name__", "").startswith((PACKAGE, "dataclasses")):
         frame = frame.f_back
