@@ -242,7 +242,7 @@ class t5_buckets(Distances):
     `bidirectional` all buckets look back, as in a decoder.
 
     >>> t5_buckets(8, 16, bidirectional=False).buckets()[:17].tolist()
-    [7, 7, 7, 7, 6, 6, 6, 6, 5, 5, 4, 4, 4, 3, 2, 1, 0]
+    [7, 7, 7, 7, 7, 6, 6, 6, 6, 5, 5, 4, 4, 3, 2, 1, 0]
     """
 
     count: int = 32

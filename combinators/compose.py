@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from .errors import CompositionError, Line, TermError, brief
 from .kinds import Width, show, spec
-from .lookup import Lookup, materialized, segments
+from .lookup import Lookup, segments
 from .run import Context, Run
 from .term import Export, Leaf, Term, as_term, form
 from .values import identity
@@ -79,7 +79,7 @@ class Compose(Term):
 
         for segment in self.segments:
             if isinstance(segment, Lookup):
-                x = materialized(segment, x, step)
+                x = run.lookup(self, segment, x, context, step)
             else:
                 x = step(segment, x)
                 if self.parts[

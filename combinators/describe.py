@@ -195,6 +195,10 @@ def describe(term: Term, x: Any, **context: Any) -> Description:
 
     >>> from combinax.combinators import linear, rms_norm
     >>> print(describe(linear(3) @ rms_norm(), jax.ShapeDtypeStruct((2, 4), "float32")))
+     stage       gives   parameters  FLOPs  bytes  runs
+     rms_norm()  (2, 4)           4     34     32
+     linear(3)   (2, 3)          12     48     24
+     total                       16     82     56
     """
     declared, y = declare(as_term(term, "describe"), x, context)
     run = Describe({})

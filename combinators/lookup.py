@@ -1,13 +1,12 @@
 """The Lookup: a question to a dictionary, from its entries to an answer, as one node.
 
 A composition groups the run of stages that score, mask, normalize and aggregate. Every execution
-of the run is a function of this node. Here is the reference meaning, the whole table at once.
+of the run is a function of this node (`Run.lookup` is the reference meaning).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +17,7 @@ from .score import score
 from .term import Stage, Term
 from .values import pointwise
 
-__all__ = ["Lookup", "materialized", "segments"]
+__all__ = ["Lookup", "segments"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,11 +68,3 @@ def segments(parts: tuple[Term, ...]) -> tuple[int | Lookup, ...]:
         else:
             groups.append(place)
     return tuple(groups)
-
-
-def materialized(lookup: Lookup, entries: Any, step: Callable[[int, Any], Any]) -> Any:
-    """Run a lookup stage by stage on one table of all queries and keys: the reference meaning."""
-    value = entries
-    for place in lookup.order:
-        value = step(place, value)
-    return value

@@ -23,6 +23,13 @@ class Observe(Apply):
             self.outputs = put(self.outputs, name, {"": y})
         return y
 
+    def mapped(self, form, x, context, size, axis, given, copies) -> Any:
+        y = super().mapped(form, x, context, size, axis, given, copies)
+        name = form.names[0]
+        if isinstance(name, str) and name:
+            self.outputs = put(self.outputs, name, {"": y})
+        return y
+
 
 @dataclasses.dataclass(frozen=True)
 class Observed:

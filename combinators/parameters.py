@@ -144,7 +144,7 @@ def declare(term: Term, x: Any, context: Context) -> tuple[dict[str, Any], Any]:
     """What a term learns when x goes in, and the abstract value that comes out."""
     leaves, tree = jax.tree.flatten(spec((x, context)))
     try:
-        check_context(term, x, context)
+        check_context(term, context)
         return declare_cached(term, tuple(leaves), tree, jnp.result_type(float))
     except TermError as error:
         line = Line(repr(term), f"{show(spec(x))} -> ?")
@@ -211,7 +211,7 @@ made_quickly = jax.jit(
 # Checking
 
 
-def check_context(term: Term, x: Any, context: Context) -> None:
+def check_context(term: Term, context: Context) -> None:
     """Every name that the term reads is there, and no other."""
     for name in sorted(term.reads - context.keys()):
         raise ContextError(f"{reader(term, name)!r} reads {name!r} from the context; pass {name}=…")
@@ -219,21 +219,15 @@ def check_context(term: Term, x: Any, context: Context) -> None:
         known = ", ".join(sorted(term.reads | OPTIONAL))
         raise ContextError(f"no stage reads {name!r}; this term knows {known}")
     positions = context.get("positions")
-    rows = jax.tree.leaves(x)[0].shape[:1] if jax.tree.leaves(x) else ()
-    if positions is not None and not isinstance(positions, Range):
-        shape = jnp.shape(positions)
-        if shape != rows:
-            hint = (
-                "; jax.vmap maps every keyword over its first axis: map with "
-                "each(term, fixed=('positions',)) to keep one whole"
-                if shape == ()
-                else ""
-            )
-            raise ContextError(
-                f"positions needs one integer per row, shape {rows}; it has shape {shape}{hint}"
-            )
-        if not jnp.issubdtype(jnp.result_type(positions), jnp.integer):
-            raise ContextError(f"positions are integers, not {jnp.result_type(positions)}")
+    if positions is None or isinstance(positions, Range):
+        return
+    if not jnp.issubdtype(jnp.result_type(positions), jnp.integer):
+        raise ContextError(f"positions are integers, not {jnp.result_type(positions)}")
+    if jnp.ndim(positions) == 0:
+        raise ContextError(
+            "positions has one integer per row of x, and here it is a single number; jax.vmap maps "
+            "every keyword over its first axis: each(term, fixed=('positions',)) keeps one whole"
+        )
 
 
 def reader(term: Term, name: str) -> Term:

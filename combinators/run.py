@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 if TYPE_CHECKING:
+    from .lookup import Lookup
     from .term import Leaf, Term
 
 __all__ = ["Context", "Name", "Run", "put", "select"]
@@ -82,6 +83,17 @@ class Run:
     def copies(self, name: str | None) -> tuple[Any, Any, Callable[[Any], Run]]:
         """What vmap maps for each copy: arrays, their axes, and the execution they resume."""
         raise NotImplementedError
+
+    def lookup(
+        self, form: Term, lookup: Lookup, x: Any, context: Context, step: Callable[[int, Any], Any]
+    ) -> Any:
+        """Ask a dictionary: here stage by stage, on one table of all queries and keys.
+
+        This is the reference meaning. `step(place, value)` runs the stage at a place of the form.
+        """
+        for place in lookup.order:
+            x = step(place, x)
+        return x
 
     def repeated(self, form: Any, x: Any, context: Context) -> Any:
         """Run the parts of a repeat one after the other, again and again."""
