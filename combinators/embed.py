@@ -28,7 +28,8 @@ def looked_up(table: Array, index: Any, what: str) -> Array:
     """Rows of a table. Past its end: an error where the index is known, NaN where it is traced."""
     if isinstance(index, Range):
         if not 0 <= index.start <= index.stop <= len(table):
-            raise CompositionError(f"{what} {index.stop - 1} is past a table of {len(table)}")
+            wrong = index.start if index.start < 0 else index.stop - 1
+            raise CompositionError(f"{what} {wrong} is past a table of {len(table)}")
         return table[index.start : index.stop]
     if not isinstance(index, Tracer) and index.size:
         low, high = int(np.min(index)), int(np.max(index))

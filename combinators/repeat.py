@@ -39,6 +39,7 @@ class Repeat(Term):
     word = "repeat"
 
     def __post_init__(self):
+        super().__post_init__()
         at_least_one(self, count=self.count)
         if self.count % len(self.parts):
             raise CompositionError(
@@ -173,6 +174,7 @@ class Copies(Term):
     joined: bool = False
 
     def __post_init__(self):
+        super().__post_init__()
         at_least_one(self, count=self.count)
         for name, values in self.given_values:
             if len(values) != self.count:
