@@ -84,11 +84,12 @@ class keys(Leaf):
     """
 
     def flow(self, kind: Any) -> Any:
+        if kind is not None and not isinstance(kind, Entries):
+            raise CompositionError("keys takes entries, as project(…) or slots(…) give them")
         return kind
 
     def parameters(self, x: Any) -> dict[str, Parameter]:
-        if not isinstance(x, Entries):
-            raise CompositionError("keys takes entries, as project(…) or slots(…) give them")
+        self.flow(x)
         shape = (len(x.value), x.query.shape[-1])
         init = jax.nn.initializers.variance_scaling(1.0, "fan_out", "normal")
         return {"key": Parameter(shape, init, ("slots", "in"))}

@@ -1,0 +1,91 @@
+"""What models are compared with: layers in NumPy float64, and derivatives by differences."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy64 import attend
+
+# Values do not depend on how well XLA optimizes, and a test waits for the compiler alone.
+quick = functools.partial(
+    jax.jit,
+    compiler_options={
+        "xla_backend_optimization_level": 0,
+        "xla_llvm_disable_expensive_passes": True,
+    },
+)
+
+
+def rms_norm(x, scale, eps=1e-6):
+    return x / np.sqrt(np.mean(x**2, -1, keepdims=True) + eps) * scale
+
+
+def layer_norm(x, scale, bias, eps=1e-5):
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps) * scale + bias
+
+
+def multi_head(params, x, memory=None, visible=None):
+    """softmax(Q Kᵀ / √d) V for every head, side by side, from kernels (in, heads, out)."""
+    query, key, value = (params[slot] for slot in ("query", "key", "value"))
+    query, key, value = (slot.get("linear", slot)["kernel"] for slot in (query, key, value))
+    memory = x if memory is None else memory
+    return np.concatenate(
+        [
+            attend(x @ query[:, h], memory @ key[:, h], memory @ value[:, h], visible)
+            for h in range(query.shape[1])
+        ],
+        -1,
+    )
+
+
+def normal(*shape, seed=1):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def drawn(term, x, seed=0, **context):
+    """Parameters in float64, drawn so that none is zero or one, as many are to begin with."""
+    rng = np.random.default_rng(seed)
+    declared = jax.eval_shape(term.init, jax.random.key(0), x, **context)
+    return jax.tree.map(lambda leaf: 0.5 * rng.standard_normal(leaf.shape), declared)
+
+
+def layer(params, index):
+    """The parameters of one of the repeated blocks."""
+    return jax.tree.map(lambda leaf: leaf[index], params)
+
+
+@functools.cache
+def compiled(term):
+    return quick(term)
+
+
+def run(term, params, x, **context):
+    """term(params, x), compiled; parameters may be NumPy arrays."""
+    return np.asarray(compiled(term)(params, x, **context))
+
+
+def check_derivative(term, params, x, **context):
+    """The gradient is finite, reaches every parameter, and has the slope that differences have.
+
+    Along a ray of length 1, central differences with a step of 1e-5 are exact to about 1e-10 in
+    float64, and a few digits less where the slope is small: hence 1e-6.
+    """
+    shape = jax.eval_shape(lambda params: term(params, x, **context), params).shape
+    asked = normal(*shape, seed=2)
+    loss = quick(jax.value_and_grad(lambda params: jnp.vdot(asked, term(params, x, **context))))
+    _, gradient = loss(params)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
+        assert np.isfinite(leaf).all(), path
+        assert np.abs(leaf).max() > 0, path
+    rng = np.random.default_rng(3)
+    ray = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape), params)
+    size = np.sqrt(sum(np.sum(way**2) for way in jax.tree.leaves(ray)))
+    ray = jax.tree.map(lambda way: way / size, ray)
+    ahead, behind = (
+        loss(jax.tree.map(lambda leaf, way, h=h: leaf + h * way, params, ray))[0]
+        for h in (1e-5, -1e-5)
+    )
+    pairs = zip(jax.tree.leaves(gradient), jax.tree.leaves(ray), strict=True)
+    slope = sum(np.vdot(leaf, way) for leaf, way in pairs)
+    np.testing.assert_allclose(slope, (ahead - behind) / 2e-5, rtol=1e-6)
