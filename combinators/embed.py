@@ -32,7 +32,8 @@ def looked_up(table: Array, index: Any, what: str) -> Array:
             raise CompositionError(f"{what} {wrong} is past a table of {len(table)}")
         return table[index.start : index.stop]
     if not isinstance(index, Tracer) and index.size:
-        low, high = int(np.min(index)), int(np.max(index))
+        known = np.asarray(index)
+        low, high = known.min(), known.max()
         if low < 0 or high >= len(table):
             wrong = low if low < 0 else high
             raise CompositionError(f"{what} {wrong} is past a table of {len(table)}")
