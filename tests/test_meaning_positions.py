@@ -1,0 +1,196 @@
+"""The rules of meaning: the order of stages, where rows stand, and tables of any size."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy64
+import pytest
+from asking import answering, ask, close, fast, given, one, running, weights
+
+from combinax.combinators import (
+    CompositionError,
+    Predicate,
+    Range,
+    bias,
+    block_causal,
+    causal,
+    dilated,
+    dot,
+    each,
+    embed,
+    identity,
+    mask,
+    position_embed,
+    predicate,
+    prefix,
+    read,
+    rotary,
+    same,
+    sinusoidal,
+    softcap,
+    valid,
+    window,
+)
+
+# Scale, cap, bias, mask, normalize
+
+
+def near(query, key):
+    return -0.3 * abs(query.position - key.position)
+
+
+SEEN = np.random.default_rng(0).random((4, 5)) < 0.6
+NEAR = -0.3 * abs(np.arange(4)[:, None] - np.arange(5))
+Q, K, V = given(4, 5)
+DOT = np.float64(Q) @ K.T
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_the_order_is_scale_cap_bias_mask_normalize(place):
+    """As written; a mask may stand anywhere after the score, and moves no bit by it."""
+    stages = [bias(near), softcap(0.5)]
+    stages.insert(place, mask(read("seen")))
+    w = running(weights(*stages))(Q, K, V, seen=SEEN)
+    close(w, numpy64.weights(0.5 * np.tanh(DOT / 2 / 0.5) + NEAR, SEEN))
+    first = running(weights(mask(read("seen")), bias(near), softcap(0.5)))(Q, K, V, seen=SEEN)
+    np.testing.assert_array_equal(w, first)
+
+
+def test_a_cap_written_after_the_bias_caps_the_bias():
+    w = running(weights(softcap(0.5), bias(near)))(Q, K, V)
+    close(w, numpy64.weights(0.5 * np.tanh((DOT / 2 + NEAR) / 0.5)))
+
+
+@pytest.mark.parametrize("options, factor", [({}, 0.5), ({"scale": 0.0}, 0), ({"scale": 2.0}, 2)])
+def test_the_scale_is_one_over_the_root_of_the_width(options, factor):
+    """And a scale of zero means zero."""
+    close(running(weights(**options))(Q, K, V), numpy64.weights(DOT * factor))
+    close(running(weights(function=dot))(Q, K, V), numpy64.weights(DOT))
+
+
+# Predicates see absolute positions
+
+
+def every_third(query, key):
+    return key.position % 3 == 0
+
+
+PREDICATES = {
+    "causal": (causal, lambda q, k: k <= q),
+    "window": (window(3), lambda q, k: abs(q - k) < 3),
+    "causal window": (causal & window(3), lambda q, k: q - 3 < k <= q),
+    "prefix": (prefix(2), lambda q, k: k < 2 or k <= q),
+    "dilated": (causal & dilated(2), lambda q, k: k <= q and (q - k) % 2 == 0),
+    "block_causal": (block_causal(3), lambda q, k: k // 3 <= q // 3),
+    "not": (~causal, lambda q, k: k > q),
+    "or": (~causal | prefix(0) & window(1), lambda q, k: k >= q),
+    "of one's own": (predicate(every_third), lambda q, k: k % 3 == 0),
+    "a plain function": (every_third, lambda q, k: k % 3 == 0),
+}
+
+
+def table(allowed: Predicate, T: int, S: int, **context) -> np.ndarray:
+    """Which keys a query sees, (T, S)."""
+    term = weights(mask(allowed), how=identity, function=one)
+    w = running(term)(np.zeros((T, 1)), np.zeros((S, 1)), np.zeros((S, 1)), **context)
+    return np.asarray(w) == 1
+
+
+@pytest.mark.parametrize("name", PREDICATES)
+def test_predicates_compare_absolute_positions(name):
+    allowed, rule = PREDICATES[name]
+    at = np.array([2, 3, 7, 0])
+    for where, context in [
+        (np.arange(4), {}),
+        (np.arange(3, 7), {"positions": Range(3, 4)}),
+        (at, {"positions": at}),
+    ]:
+        expected = [[rule(query, key) for key in range(7)] for query in where]
+        np.testing.assert_array_equal(table(allowed, 4, 7, **context), expected)
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 9])
+def test_a_causal_window_sees_exactly_its_width(width):
+    seen = table(causal & window(width), 8, 8)
+    np.testing.assert_array_equal(seen.sum(1), np.minimum(np.arange(1, 9), width))
+    assert seen.diagonal().all()
+
+
+@pytest.mark.parametrize("length", [0, 1, 3, 8])
+def test_a_prefix_has_exactly_its_keys(length):
+    seen = table(prefix(length), 8, 8)
+    np.testing.assert_array_equal(seen.sum(1), np.maximum(np.arange(1, 9), length))
+    assert seen[:, :length].all()
+
+
+def test_lengths_count_rows_and_segments_compare_numbers():
+    at = np.array([5, 6, 7, 8])  # where the queries stand does not move the keys' own places
+    seen = table(valid("lengths"), 4, 4, lengths=3, positions=at)
+    np.testing.assert_array_equal(seen, np.tile([True, True, True, False], (4, 1)))
+    query, key = np.array([1, 1, 2, 0]), np.array([1, 2, 2, 0, 3])
+    seen = table(same("ours", "theirs"), 4, 5, ours=query, theirs=key)
+    np.testing.assert_array_equal(seen, query[:, None] == key)
+
+
+@pytest.mark.parametrize("term", [rotary(), sinusoidal()], ids=repr)
+@pytest.mark.parametrize("mapped", [False, True])
+def test_vectors_stand_where_positions_say(term, mapped):
+    """Rows of a longer sequence, taken out with their positions, are what they were in it."""
+    x, at = given(9, 9)[0], np.array([7, 2, 2, 0])
+    whole = np.asarray(fast(term)({}, x))
+    if mapped:  # every sequence of a batch at positions of its own
+        batch, places = np.stack([x[at], x[at[::-1]]]), np.stack([at, at[::-1]])
+        rows = fast(each(term))({}, batch, positions=places)
+        close(rows, np.stack([whole[at], whole[at[::-1]]]))
+    else:
+        close(fast(term)({}, x[at], positions=at), whole[at])
+        close(fast(term)({}, x[3:6], positions=Range(3, 3)), whole[3:6])
+
+
+def test_a_position_past_a_table_is_an_error():
+    """Where the number is known; inside jit it gives NaN, and never another row."""
+    term, x = position_embed(8), jnp.zeros((4, 2))
+    params = term.init(jax.random.key(0), x)
+    close(
+        term(params, x, positions=jnp.array([7, 0, 3, 3])), params["table"][jnp.array([7, 0, 3, 3])]
+    )
+    for positions in (jnp.array([0, 1, 2, 8]), jnp.array([0, -1, 2, 3]), Range(5, 4), Range(-1, 4)):
+        with pytest.raises(CompositionError, match=r"position (8|-1) is past a table of 8"):
+            term(params, x, positions=positions)
+    with pytest.raises(CompositionError, match="position 8 is past a table of 8"):
+        term.init(jax.random.key(0), jnp.zeros((9, 2)))
+    y = fast(term)(params, x, positions=jnp.array([0, 7, 8, -1]))
+    close(y[:2], params["table"][jnp.array([0, 7])])
+    assert np.isnan(y[2:]).all()
+
+
+def test_a_token_past_a_table_is_an_error():
+    term = embed(8, 2)
+    params = term.init(jax.random.key(0), jnp.array([0]))
+    for token in (8, -1):
+        with pytest.raises(CompositionError, match=f"token {token} is past a table of 8"):
+            term(params, jnp.array([0, token]))
+        assert np.isnan(fast(term)(params, jnp.array([0, token]))).tolist() == [
+            [False] * 2,
+            [True] * 2,
+        ]
+
+
+# Any lengths and widths
+
+SHAPES = [(0, 0), (0, 2), (1, 0), (2, 0), (1, 1), (1, 7), (7, 1), (2, 7), (7, 2), (8, 31), (33, 8),
+          (65, 127), (129, 137), (7, 1025), (1000, 65)]  # fmt: skip
+
+
+@pytest.mark.parametrize("T, S", SHAPES)
+@pytest.mark.parametrize("width", [1, 5])
+def test_any_lengths_and_widths_are_exact(T, S, width):
+    """Output and gradients of causal attention over a window, from 0 rows up."""
+    q, k, v = given(T, S, d=width, e=width)
+    g = np.random.default_rng(1).standard_normal((T, width)).astype(np.float32)
+    seen = (np.arange(S) <= np.arange(T)[:, None]) & (np.arange(S) > np.arange(T)[:, None] - 50)
+    y, gradients = answering(ask(mask(causal & window(50))))(g, q, k, v)
+    # float32 sums of up to 50 terms of size 1
+    close(y, numpy64.attend(q, k, v, seen), atol=5e-6)
+    for ours, theirs in zip(gradients, numpy64.attend_slopes(g, q, k, v, seen), strict=True):
+        close(ours, theirs, atol=2e-5, rtol=1e-5)
