@@ -1,0 +1,236 @@
+"""The training loop: one pure step, several of them in one dispatch, and a record of each.
+
+    state, record = step(loss, optimizer, state, batch)
+
+It knows nothing about tasks: what is minimised, how, and on what are functions passed in. A batch
+is a function of its step number and so is the randomness, so a run is decided by its seed, however
+many steps go into one dispatch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+from jax.typing import ArrayLike
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.text import Text
+
+from .loss import mean
+
+__all__ = ["History", "Record", "State", "bar", "fit", "start", "step", "warmup_cosine"]
+
+Batch = Any
+Params = Any
+Loss = Callable[[Params, Batch, Array], tuple[ArrayLike, ArrayLike]]
+"""(params, batch, rng) -> the loss of a batch as a sum and a count; see `loss.cross_entropy`."""
+
+
+class State(NamedTuple):
+    """All that a step changes: a pytree."""
+
+    params: Params
+    optimizer: optax.OptState
+    step: Array
+    rng: Array
+
+
+class Record(NamedTuple):
+    """What a step reports: its mean loss, and whether it was skipped. Stacked: one of each."""
+
+    loss: Array | np.ndarray
+    skipped: Array | np.ndarray
+
+
+class History(NamedTuple):
+    """A finished run: the loss of every step, the numbers of those that were skipped, and whether
+    the run was stopped by hand before its last step."""
+
+    loss: np.ndarray
+    skipped: tuple[int, ...]
+    stopped: bool
+
+
+def start(optimizer: optax.GradientTransformation, params: Params, rng: Array) -> State:
+    """The state before step 0.
+
+    >>> int(start(optax.sgd(0.1), {}, jax.random.key(0)).step)
+    0
+    """
+    return State(params, optimizer.init(params), jnp.zeros((), jnp.int32), rng)
+
+
+def step(
+    loss: Loss, optimizer: optax.GradientTransformation, state: State, batch: Batch
+) -> tuple[State, Record]:
+    """Take one step down the gradient of the mean loss; a pure function.
+
+        params′ = params + update(∇ mean(loss(params, batch, rngₛ))),  rngₛ = fold_in(rng, s)
+
+    Where the loss, a gradient, or anything that would be written is not finite, the step is
+    skipped: parameters and optimizer stay bit for bit as they were, and only the step number
+    counts on. Shapes: the tree of the state stays what it is. Raises what the loss raises.
+    Source: Robbins and Monro 1951; skipping as in Micikevicius et al. 2018.
+
+    >>> square = lambda params, batch, rng: (jnp.sum((params - batch) ** 2), 1)
+    >>> state = start(optax.sgd(0.25), jnp.zeros(()), jax.random.key(0))
+    >>> state, record = step(square, optax.sgd(0.25), state, 4.0)
+    >>> float(state.params), float(record.loss), bool(record.skipped)
+    (2.0, 16.0, False)
+    """
+    rng = jax.random.fold_in(state.rng, state.step)
+
+    def objective(params: Params) -> Array:
+        return mean(*loss(params, batch, rng))
+
+    value, gradient = jax.value_and_grad(objective)(state.params)
+    updates, optimizer_state = optimizer.update(gradient, state.optimizer, state.params)
+    params = optax.apply_updates(state.params, updates)
+    # A finite gradient can still overflow inside the optimizer, whose moments then never recover.
+    sound = finite((value, gradient, params, optimizer_state))
+    after = State(params, optimizer_state, state.step, state.rng)
+    kept = jax.tree.map(lambda new, old: jnp.where(sound, new, old), after, state)
+    return kept._replace(step=state.step + 1), Record(value, ~sound)
+
+
+def finite(tree: Any) -> Array:
+    """Whether every float in a tree is finite."""
+    leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
+    return jnp.array([jnp.isfinite(x).all() for x in leaves]).all()
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def dispatch(
+    loss: Loss, optimizer: optax.GradientTransformation, count: int, state: State, batches: Batch
+) -> tuple[State, Record]:
+    """One step for each of `count` stacked batches."""
+    return jax.lax.scan(partial(step, loss, optimizer), state, batches, count)
+
+
+def fit(
+    loss: Loss,
+    optimizer: optax.GradientTransformation,
+    params: Params,
+    batches: Callable[[int], Batch],
+    steps: int,
+    *,
+    rng: Array,
+    steps_per_dispatch: int = 20,
+    report: Callable[[int, Record], None] = lambda first, record: None,
+) -> tuple[Params, History]:
+    """Train: params and a source of batches -> trained params and the history.
+
+        stateₛ₊₁, recordₛ = step(loss, optimizer, stateₛ, batches(s)),  s = 0 … steps − 1
+
+    `steps_per_dispatch` steps run as one compiled `lax.scan`, while the host draws the batches of
+    the next; the result is bit for bit the same for any number of them. After each dispatch
+    `report(first, record)` gets the number of its first step and its stacked records. Ctrl-C ends
+    the run early and keeps all that was trained until then: `history.stopped` says so.
+    Shapes: every batch has the tree and the shapes of the first. Raises ValueError for steps below
+    0 or fewer than one step to a dispatch, and what `loss` and `batches` raise.
+    Source: Bottou 1998, Online Learning and Stochastic Approximations.
+
+    >>> square = lambda params, batch, rng: (jnp.sum((params - batch) ** 2), 1)
+    >>> params, history = fit(
+    ...     square, optax.sgd(0.25), jnp.zeros(()), lambda s: np.float32(4), 3,
+    ...     rng=jax.random.key(0),
+    ... )
+    >>> float(params), history.loss.tolist(), history.skipped
+    (3.5, [16.0, 4.0, 1.0], ())
+    """
+    if steps < 0 or steps_per_dispatch < 1:
+        raise ValueError(
+            f"a run has 0 steps or more, and a dispatch 1 or more; got {steps} steps, "
+            f"{steps_per_dispatch} to a dispatch"
+        )
+    state, records, stopped = start(optimizer, params, rng), [], False
+    spans = [range(s, steps)[:steps_per_dispatch] for s in range(0, steps, steps_per_dispatch)]
+    feed = ((span, stacked(batches, span)) for span in spans)
+    try:
+        ready = next(feed, None)
+        while ready is not None:
+            span, rows = ready
+            # The state is not donated: an interrupt in here would leave nothing to keep.
+            after, record = dispatch(loss, optimizer, len(span), state, rows)
+            records.append(record)
+            state = after
+            ready = next(feed, None)
+            report(span.start, jax.device_get(record))
+    except KeyboardInterrupt:
+        stopped = True
+    nothing = Record(np.zeros(0, np.float32), np.zeros(0, bool))
+    every = jax.tree.map(lambda *parts: np.concatenate(parts), nothing, *records)
+    losses, skipped = (part[: int(state.step)] for part in every)
+    return state.params, History(losses, tuple(np.flatnonzero(skipped).tolist()), stopped)
+
+
+def stacked(batches: Callable[[int], Batch], span: range) -> Batch:
+    return jax.tree.map(lambda *rows: np.stack(rows), *map(batches, span))
+
+
+def warmup_cosine(peak: float, warmup: int, steps: int, end: float = 0.0) -> optax.Schedule:
+    """A learning rate that rises in a straight line, then falls along a cosine.
+
+        rate(s) = peak · (s + 1) / warmup                              s ≤ w, w = warmup − 1
+        rate(s) = end + (peak − end) · (1 + cos π (s − w) / (steps − 1 − w)) / 2    s > w
+
+    So rate(0) = peak / warmup, rate(warmup − 1) = peak, and rate(steps − 1) = end. A warm-up of
+    all steps only rises; one of 0 or 1 steps starts at the peak. After its steps it stays at end.
+    Shapes: () -> (). Raises ValueError unless 0 ≤ warmup ≤ steps and steps ≥ 1.
+    Source: Goyal et al. 2017 (warm-up); Loshchilov and Hutter 2017 (cosine).
+
+    >>> rate = warmup_cosine(1.0, warmup=2, steps=5)
+    >>> [round(float(rate(s)), 2) for s in range(6)]
+    [0.5, 1.0, 0.75, 0.25, 0.0, 0.0]
+    """
+    if not 0 <= warmup <= steps or steps < 1:
+        raise ValueError(f"a schedule needs 0 ≤ warm-up ≤ steps; got {warmup} of {steps} steps")
+    top = max(warmup, 1) - 1
+
+    def rate(s):
+        rising = peak * (s + 1) / (top + 1)
+        fallen = jnp.clip((s - top) / max(steps - 1 - top, 1), 0, 1)
+        falling = end + (peak - end) * (1 + jnp.cos(jnp.pi * fallen)) / 2
+        return jnp.where(s <= top, rising, falling)
+
+    return rate
+
+
+class Speed(ProgressColumn):
+    """Steps per second; compiling, which comes first, does not count."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed:.1f} steps/s" if task.speed else "compiling")
+
+
+@contextmanager
+def bar(steps: int) -> Iterator[Callable[[int, Record], None]]:
+    """A progress bar as the `report` of `fit`: loss, speed, and a line for every skipped step."""
+    columns = (
+        BarColumn(),
+        TextColumn("step {task.completed} of {task.total}"),
+        TextColumn("loss {task.fields[loss]:.4f}"),
+        Speed(),
+    )
+    with Progress(*columns) as progress:
+        task = progress.add_task("training", total=steps, loss=math.nan)
+
+        def report(first: int, record: Record) -> None:
+            for i in np.flatnonzero(record.skipped):
+                progress.console.print(
+                    f"step {first + i} skipped, its loss {record.loss[i]:.4g} or gradient is not "
+                    "finite; the parameters stay as they were",
+                    highlight=False,
+                    soft_wrap=True,
+                )
+            progress.update(task, advance=len(record.loss), loss=record.loss[-1])
+
+        yield report
