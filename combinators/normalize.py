@@ -9,7 +9,7 @@ table is the case of one block.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -77,42 +77,45 @@ class RowNormalizer(Leaf):
 
 
 class Streaming(RowNormalizer):
-    """A row normalizer that takes keys block by block, a monoid with rescaling.
+    """A row normalizer that can take its keys block by block.
 
-    `block(score, visible)` gives one block's weights up to a factor per row, and what is to be
-    remembered of it; `merge(a, b)` joins two memories and gives the factors by which each side's
-    weights then count; `scale(memory)` is the last factor.
+    A weight is `weigh(score, visible, reference)`, a function of that score alone relative to one
+    number for the row, times `scale(total)`, total being the sum of the row's `weigh`. Two blocks
+    of keys merge by `rescale`: what was weighed relative to one reference counts so much relative
+    to another. Together they are a monoid, of which the whole table is the case of one block.
     """
 
-    def block(self, score: Array, visible: Array | None) -> tuple[Array, Any]:
-        raise NotImplementedError
+    def reference(self, score: Array, visible: Array | None) -> Array:
+        """One number per row, (t,), to weigh relative to; the larger one of two blocks stands."""
+        raise NotImplementedError(f"{type(self).__name__} does not define reference")
 
-    def merge(self, a: Any, b: Any) -> tuple[Any, Array, Array]:
-        raise NotImplementedError
+    def weigh(self, score: Array, visible: Array | None, reference: Array) -> Array:
+        """(t, s) scores to weights that still have to be scaled; 0 where not visible."""
+        raise NotImplementedError(f"{type(self).__name__} does not define weigh")
 
-    def scale(self, memory: Any) -> Array:
-        raise NotImplementedError
+    def rescale(self, old: Array, new: Array) -> Array:
+        """The factor by which weights relative to `old` become weights relative to `new`."""
+        raise NotImplementedError(f"{type(self).__name__} does not define rescale")
+
+    def scale(self, total: Array) -> Array:
+        """1 / total, and 0 for a row that sees nothing."""
+        empty = total == 0
+        return jnp.where(empty, 0, 1 / jnp.where(empty, 1, total))
 
     def weights(self, score: Array, visible: Array | None) -> Array:
-        weight, memory = self.block(score, visible)
-        return weight * self.scale(memory)[:, None]
+        reference = jax.lax.stop_gradient(self.reference(score, visible))
+        weight = self.weigh(score, visible, reference)
+        return weight * self.scale(weight.sum(-1))[:, None]
 
 
 def shown(score: Array, visible: Array | None, otherwise: Any) -> Array:
     return score if visible is None else jnp.where(visible, score, otherwise)
 
 
-def inverse(total: Array) -> Array:
-    """1 / total, and 0 where total is 0."""
-    empty = total == 0
-    return jnp.where(empty, 0, 1 / jnp.where(empty, 1, total))
-
-
-class Memory(NamedTuple):
-    """What softmax remembers of a row: the largest visible score, and the sum of exponentials."""
-
-    largest: Array
-    total: Array
+def largest_visible(score: Array, visible: Array | None) -> Array:
+    """The largest visible score of each row, a constant to derivatives."""
+    lowest = jnp.finfo(score.dtype).min  # the unit of max; what is visible is told by `visible`
+    return jax.lax.stop_gradient(jnp.max(score, -1, initial=lowest, where=visible))
 
 
 @form
@@ -125,25 +128,15 @@ class Softmax(Streaming):
     def __repr__(self) -> str:
         return "softmax"
 
-    def block(self, score: Array, visible: Array | None) -> tuple[Array, Memory]:
-        lowest = jnp.finfo(score.dtype).min
-        largest = jax.lax.stop_gradient(jnp.max(score, -1, initial=lowest, where=visible))
-        relative = shown(score, visible, largest[:, None]) - largest[:, None]
-        weight = shown(jnp.exp(relative), visible, 0)
-        return weight, Memory(largest, weight.sum(-1))
+    def reference(self, score: Array, visible: Array | None) -> Array:
+        return largest_visible(score, visible)
 
-    def merge(self, a: Memory, b: Memory) -> tuple[Memory, Array, Array]:
-        largest = jnp.maximum(a.largest, b.largest)
-        from_a, from_b = jnp.exp(a.largest - largest), jnp.exp(b.largest - largest)
-        return Memory(largest, a.total * from_a + b.total * from_b), from_a, from_b
+    def weigh(self, score: Array, visible: Array | None, reference: Array) -> Array:
+        reference = reference[:, None]
+        return shown(jnp.exp(shown(score, visible, reference) - reference), visible, 0)
 
-    def scale(self, memory: Memory) -> Array:
-        return inverse(memory.total)
-
-    def log_sum_exp(self, memory: Memory) -> Array:
-        empty = memory.total == 0
-        log = memory.largest + jnp.log(jnp.where(empty, 1, memory.total))
-        return jnp.where(empty, -jnp.inf, log)
+    def rescale(self, old: Array, new: Array) -> Array:
+        return jnp.exp(old - new)
 
 
 @form
@@ -153,22 +146,18 @@ class RowSum(Streaming):
     def __repr__(self) -> str:
         return "row_sum"
 
-    def block(self, score: Array, visible: Array | None) -> tuple[Array, Array]:
-        weight = shown(score, visible, 0)
-        return weight, weight.sum(-1)
+    def reference(self, score: Array, visible: Array | None) -> Array:
+        return jnp.zeros_like(score, shape=score.shape[:1])
 
-    def merge(self, a: Array, b: Array) -> tuple[Array, Array, Array]:
-        return a + b, jnp.ones_like(a), jnp.ones_like(b)
+    def weigh(self, score: Array, visible: Array | None, reference: Array) -> Array:
+        return shown(score, visible, 0)
 
-    def scale(self, memory: Array) -> Array:
-        return inverse(memory)
+    def rescale(self, old: Array, new: Array) -> Array:
+        return jnp.ones_like(old)
 
 
 softmax = Softmax()
 row_sum = RowSum()
-
-
-# Row normalizers that need the whole row at once
 
 
 # The word
@@ -242,7 +231,10 @@ class LogSumExp(Leaf):
         return Width()
 
     def apply(self, params: Any, x: Scores, context: Context) -> Array:
-        return softmax.log_sum_exp(softmax.block(x.score, x.visible)[1])
+        largest = softmax.reference(x.score, x.visible)
+        total = softmax.weigh(x.score, x.visible, largest).sum(-1)
+        empty = total == 0
+        return jnp.where(empty, -jnp.inf, largest + jnp.log(jnp.where(empty, 1, total)))
 
 
 log_sum_exp = LogSumExp()

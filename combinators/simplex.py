@@ -6,16 +6,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .normalize import RowNormalizer, shown, softmax
+from .normalize import RowNormalizer, largest_visible, shown, softmax
 from .project import at_least_one
 from .term import form
 
 __all__ = ["entmax15", "hardmax", "sparsemax", "top_k"]
-
-
-def largest_visible(score: Array, visible: Array | None) -> Array:
-    lowest = jnp.finfo(score.dtype).min
-    return jax.lax.stop_gradient(jnp.max(score, -1, keepdims=True, initial=lowest, where=visible))
 
 
 @form
@@ -27,7 +22,7 @@ class Sparsemax(RowNormalizer):
 
     def weights(self, score: Array, visible: Array | None) -> Array:
         # Relative to the largest, a score at or below -1 has weight 0, and so has a hidden one.
-        z = shown(score, visible, 0) - largest_visible(score, visible)
+        z = shown(score, visible, 0) - largest_visible(score, visible)[:, None]
         z = shown(z, visible, -2)
         ordered = -jnp.sort(-z, -1)
         rank = jnp.arange(1, z.shape[-1] + 1, dtype=z.dtype)
@@ -45,7 +40,7 @@ class Entmax15(RowNormalizer):
         return "entmax15"
 
     def weights(self, score: Array, visible: Array | None) -> Array:
-        z = (shown(score, visible, 0) - largest_visible(score, visible)) / 2
+        z = (shown(score, visible, 0) - largest_visible(score, visible)[:, None]) / 2
         z = shown(z, visible, -2)
         ordered = -jnp.sort(-z, -1)
         rank = jnp.arange(1, z.shape[-1] + 1, dtype=z.dtype)
