@@ -112,6 +112,9 @@ class Tied(Term):
 
     word = "tied"
 
+    def __post_init__(self):
+        self.flow(None)
+
     @property
     def parts(self) -> tuple[Term, ...]:
         return self.embed, self.body
