@@ -166,7 +166,7 @@ class Description:
         from rich.console import Console
 
         text = io.StringIO()
-        Console(file=text, width=1000, color_system=None).print(self)
+        Console(file=text, width=1000, color_system=None, force_jupyter=False).print(self)
         lines = text.getvalue().splitlines()
         return "\n".join(line.rstrip() for line in lines)
 
