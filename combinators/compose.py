@@ -55,26 +55,26 @@ class Compose(Term):
         return segments(self.parts)
 
     def flow(self, kind: Any) -> Any:
-        lines: list[Line] = []
+        done: list[Done] = []
         for part in self.parts:
             try:
                 after = part.flow(kind)
             except TermError as error:
-                raise self.blame(error, part, lines, kind) from error.__cause__
-            lines.append(Line(repr(part), f"{show(kind)} -> {show(after)}"))
+                raise blamed(error, part, done, kind) from error.__cause__
+            done.append((part, kind, after))
             kind = after
         return kind
 
     def wire(self, run: Run, x: Any, context: Context) -> Any:
-        lines: list[Line] = []
+        done: list[Done] = []
 
         def step(index: int, value: Any) -> Any:
             part = self.parts[index]
             try:
                 after = run.part(self, index, value, context)
             except TermError as error:
-                raise self.blame(error, part, lines, spec(value)) from error.__cause__
-            lines.append(Line(repr(part), f"{show(spec(value))} -> {show(spec(after))}"))
+                raise blamed(error, part, done, value) from error.__cause__
+            done.append((part, value, after))
             return after
 
         for segment in self.segments:
@@ -82,19 +82,26 @@ class Compose(Term):
                 x = run.lookup(self, segment, x, context, step)
             else:
                 x = step(segment, x)
-                if self.parts[
-                    segment
-                ].constant:  # x ends here, and with it what is known of its rows
+                if self.parts[segment].constant:  # x ends here, and what is known of its rows
                     context = {k: v for k, v in context.items() if k != "positions"}
         return x
 
-    def blame(self, error: TermError, part: Term, lines: list[Line], value: Any) -> TermError:
-        """The error with the pipeline up to the stage at fault."""
-        giver = f"what {brief(lines[-1].stage)} gives" if lines else show(value)
-        headline = f"{brief(repr(part))} cannot read {giver}"
-        return error.placed(
-            headline, [*lines, Line(repr(part), f"written at {place(*part.written)}")]
-        )
+
+Done = tuple[Term, Any, Any]
+"""A stage that has run, with what it took and what it gave."""
+
+
+def blamed(error: TermError, part: Term, done: list[Done], value: Any) -> TermError:
+    """The error with the pipeline up to the stage at fault."""
+    lines = [Line(repr(stage), f"{shape(took)} -> {shape(gave)}") for stage, took, gave in done]
+    giver = f"what {brief(lines[-1].stage)} gives" if lines else shape(value)
+    lines.append(Line(repr(part), f"written at {place(*part.written)}"))
+    return error.placed(f"{brief(repr(part))} cannot read {giver}", lines)
+
+
+def shape(value: Any) -> str:
+    """A value or a kind in words, without its numbers."""
+    return show(spec(value))
 
 
 def compose(*terms: Term) -> Term:

@@ -30,9 +30,13 @@ class Width:
 
 def spec(value: Any) -> Any:
     """The abstract value: the same tree with shapes and types in place of arrays."""
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf)), value
-    )
+
+    def one(leaf):
+        if isinstance(leaf, Width):
+            return leaf
+        return jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf))
+
+    return jax.tree.map(one, value)
 
 
 def show(value: Any) -> str:

@@ -24,17 +24,20 @@ __all__ = ["additive", "bilinear", "cosine", "distance", "dot", "features", "sca
 # Functions of a query tile (t, d) and a key tile (s, d)
 
 
+def one_width(query: int, key: int) -> None:
+    if query != key:
+        raise CompositionError(
+            f"a dot product needs query and key of one width; the query has {query}, the key {key}"
+        )
+
+
 def dot(query: Array, key: Array) -> Array:
     """query · key for every pair: (t, d), (s, d) -> (t, s), summed in at least float32.
 
     >>> dot(jnp.ones((1, 2)), jnp.ones((3, 2)))
     Array([[2., 2., 2.]], dtype=float32)
     """
-    if query.shape[-1] != key.shape[-1]:
-        raise CompositionError(
-            f"a dot product needs query and key of one width; the query has {query.shape[-1]}, "
-            f"the key {key.shape[-1]}"
-        )
+    one_width(query.shape[-1], key.shape[-1])
     sums = jnp.promote_types(jnp.promote_types(query.dtype, key.dtype), jnp.float32)
     return jax.lax.dot_general(query, key, (((1,), (1,)), ((), ())), preferred_element_type=sums)
 
@@ -197,9 +200,7 @@ class score(Leaf):
             raise CompositionError(mistaken(self, "entries", kind))
         query, key = kind.query.width, kind.key.width
         if self.function in (dot, scaled_dot, cosine, distance) and None not in (query, key):
-            jax.eval_shape(
-                self.function, *(jax.ShapeDtypeStruct((1, n), jnp.float32) for n in (query, key))
-            )
+            one_width(query, key)
         return Scores(Width(), kind.value, None)
 
     def parameters(self, x: Entries) -> dict[str, Parameter]:

@@ -31,6 +31,8 @@ def public_home(value: Any, name: str) -> str | None:
     home = getattr(value, "__module__", None) or ""
     if not name.isidentifier() or getattr(sys.modules.get(home), name, None) is not value:
         return None
+    if home.startswith(PACKAGE):
+        return home
     top = home.split(".")[0]
     homes = [
         module

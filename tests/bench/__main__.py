@@ -1,0 +1,22 @@
+"""Benchmarks: `python tests/bench [name …]`, all of them by default. Ratios, never a test."""
+
+from __future__ import annotations
+
+import sys
+
+import language
+
+BENCHES = {"language": language.main}
+
+
+def main(names: list[str]) -> None:
+    unknown = [name for name in names if name not in BENCHES]
+    if unknown:
+        sys.exit(f"no bench called {', '.join(unknown)}; there are {', '.join(BENCHES)}")
+    for name in names or BENCHES:
+        print(f"== {name}")
+        BENCHES[name]()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
