@@ -1,7 +1,5 @@
 """Situations that people reported against attention libraries: rows and keys that are hidden."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -125,15 +123,16 @@ def test_an_empty_part_leaves_the_other_unchanged():
         both = compose(aggregate(), normalize(softmax), union(*parts), GIVEN)
         close(running(both)(q, k, v, seen=np.zeros((4, 4), bool)), numpy64.attend(q, k, v))
     table = jnp.asarray(q @ k.T)
-    how: Any
+    nothing = jnp.zeros(table.shape, bool)
     for how in (softmax, row_sum):
-        memory = how.block(table, None)[1]
-        nothing = how.block(table, jnp.zeros(table.shape, bool))[1]
-        first, factor, _ = how.merge(memory, nothing)
-        second, _, other = how.merge(nothing, memory)
-        for merged in (first, second):
-            jax.tree.map(np.testing.assert_array_equal, merged, memory)
-        assert (factor == 1).all() and (other == 1).all()
+        references = [how.reference(table, seen) for seen in (None, nothing)]
+        parts = zip((None, nothing), references, strict=True)
+        totals = [how.weigh(table, seen, at).sum(-1) for seen, at in parts]
+        both = jnp.maximum(*references)
+        factors = [how.rescale(at, both) for at in references]
+        merged = totals[0] * factors[0] + totals[1] * factors[1]
+        np.testing.assert_array_equal(merged, totals[0])
+        assert (factors[0] == 1).all() and (how.scale(totals[1]) == 0).all()
 
 
 # Keys that nobody sees
