@@ -17,6 +17,7 @@ from .records import Record, Scores, Weights
 from .run import Context, Run
 from .term import Term, as_term, form
 from .values import constant
+from .written import Write
 
 __all__ = ["add", "multiply", "subtract"]
 
@@ -39,8 +40,10 @@ class Pointwise(Branches):
         """Which values the combined weights reach, from those that each part's weights reach."""
         return None if a is None or b is None else a | b
 
-    def __str__(self) -> str:
-        return "(" + f" {self.symbol} ".join(map(str, self.parts)) + ")"
+    def text(self, write: Write) -> str:
+        if write is str:
+            return "(" + f" {self.symbol} ".join(map(str, self.parts)) + ")"
+        return super().text(write)
 
     def flow(self, kind: Any) -> Any:
         kinds = [part.flow(kind) for part in self.parts]
@@ -58,6 +61,10 @@ class Pointwise(Branches):
         shapes = {tuple(jnp.shape(leaf) for leaf in jax.tree.leaves(table(v))) for v in varying}
         if len({type(v) for v in varying if isinstance(v, Record)}) > 1 or len(shapes) > 1:
             raise CompositionError(self.mixed([spec(v) for v in values]))
+        if varying and all(isinstance(v, Array) for v in varying):
+            kind = jnp.result_type(*varying)
+            if jnp.issubdtype(kind, jnp.floating):  # which a constant does not change
+                values = [jnp.asarray(v, kind) for v in values]
         return functools.reduce(self.merge, values)
 
     def varying(self, values: list[Any]) -> list[Any]:

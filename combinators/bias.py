@@ -17,6 +17,7 @@ from .records import Marks, Scores
 from .run import Context
 from .term import Leaf, Parameter, Stage, Term, as_term, form
 from .values import Source
+from .written import Write
 
 __all__ = [
     "Bias", "alibi", "alibi_slopes", "bias", "relative", "softcap", "t5_buckets", "temperature",
@@ -170,7 +171,7 @@ class Alibi(Bias):
     The slopes of n heads are `alibi_slopes(n)`; it stands inside `heads(n, …)`.
     """
 
-    def __repr__(self) -> str:
+    def text(self, write: Write) -> str:
         return "alibi"
 
     def operands(self, params: Any, context: Context) -> Array:

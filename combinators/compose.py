@@ -13,13 +13,13 @@ from .lookup import Lookup, segments
 from .run import Context, Run
 from .term import Export, Leaf, Term, as_term, form
 from .values import identity
-from .written import place
+from .written import Write, place
 
 __all__ = ["compose", "fanout", "join", "parallel", "pick"]
 
 
-def listed(term: Term, parts: tuple[Term, ...]) -> str:
-    return f"{term.name}({', '.join(map(repr, parts))})"
+def listed(term: Term, parts: tuple[Term, ...], write: Write) -> str:
+    return f"{term.name}({', '.join(map(write, parts))})"
 
 
 # f ∘ g
@@ -36,11 +36,10 @@ class Compose(Term):
 
     word = "compose"
 
-    def __repr__(self) -> str:
-        return listed(self, self.parts[::-1])
-
-    def __str__(self) -> str:
-        return " ∘ ".join(map(str, self.parts[::-1]))
+    def text(self, write: Write) -> str:
+        if write is str:
+            return " ∘ ".join(map(str, self.parts[::-1]))
+        return listed(self, self.parts[::-1], write)
 
     @property
     def exports(self) -> tuple[Export, ...]:
@@ -95,7 +94,7 @@ def blamed(error: TermError, part: Term, done: list[Done], value: Any) -> TermEr
     """The error with the pipeline up to the stage at fault."""
     lines = [Line(repr(stage), f"{shape(took)} -> {shape(gave)}") for stage, took, gave in done]
     giver = f"what {brief(lines[-1].stage)} gives" if lines else shape(value)
-    lines.append(Line(repr(part), f"written at {place(*part.written)}"))
+    lines.append(Line(repr(part), f"written at {place(*part.written)}" if part.written else ""))
     return error.placed(f"{brief(repr(part))} cannot read {giver}", lines)
 
 
@@ -134,8 +133,8 @@ class Branches(Term):
 
     parts: tuple[Term, ...]
 
-    def __repr__(self) -> str:
-        return listed(self, self.parts)
+    def text(self, write: Write) -> str:
+        return listed(self, self.parts, write)
 
     @property
     def constant(self) -> bool:
@@ -174,9 +173,9 @@ class Join(Branches):
     axis: int = -1
     word = "join"
 
-    def __repr__(self) -> str:
+    def text(self, write: Write) -> str:
         axis = f", axis={self.axis}" if self.axis != -1 else ""
-        return f"join({', '.join(map(repr, self.parts))}{axis})"
+        return f"join({', '.join(map(write, self.parts))}{axis})"
 
     def flow(self, kind: Any) -> Any:
         kinds = [part.flow(kind) for part in self.parts]

@@ -36,9 +36,18 @@ class Row:
     runs: str = ""
 
     def cells(self, top: int = 0) -> tuple[str, ...]:
-        numbers = (self.parameters, self.flops, self.bytes)
         stage = "  " * (len(self.path) - top) + self.stage
-        return (stage, self.gives, *(f"{n:,.0f}" if n else "" for n in numbers), self.runs)
+        learned = f"{self.parameters:,}" if self.parameters else ""
+        return stage, self.gives, learned, rounded(self.flops), rounded(self.bytes), self.runs
+
+
+def rounded(number: float) -> str:
+    """Three digits and a unit: 61.2M."""
+    for unit in ("", "k", "M", "G", "T", "P"):
+        if number < 1000:
+            break
+        number /= 1000
+    return f"{number:.3g}{unit}" if number else ""
 
 
 class Describe(Declare):
@@ -60,7 +69,7 @@ class Describe(Declare):
         y = super().part(form, index, x, context)
         path, _ = self.place(name)
         if path != self.path and not any(row.path == path for row in self.rows[at:]):
-            self.rows.insert(at, Row(path, head_line(form.parts[index], path), show(spec(y))))
+            self.rows.insert(at, Row(path, head_line(form.parts[index], path), gives(y)))
         return y
 
     def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
@@ -69,7 +78,7 @@ class Describe(Declare):
         costs = times * flops(term, self.outputs, x, context), times * size(y)
         runs = "materialized" if isinstance(term, score) else ""
         stage = labelled(repr(term), term, self.path)
-        self.rows.append(Row(self.path, stage, show(spec(y)), 0, *costs, runs))
+        self.rows.append(Row(self.path, stage, gives(y), 0, *costs, runs))
         return y
 
     def mapped(self, form, x, context, size, axis, given, copies) -> Any:
@@ -88,7 +97,7 @@ class Describe(Declare):
 
     def everywhere(self, form: Any, x: Any, context: Context) -> Any:
         y = super().everywhere(form, x, context)
-        self.rows.append(Row(self.path, repr(form), show(spec(y))))
+        self.rows.append(Row(self.path, repr(form), gives(y)))
         return y
 
 
@@ -121,16 +130,28 @@ def flops(term: Leaf, declared: Mapping[str, Any], x: Any, context: Context) -> 
     return analysis.get("flops", 0.0)
 
 
-def size(value: Any) -> int:
-    """The bytes of what a stage gives; of a record, the part that the stage made."""
+def made(value: Any) -> dict[str, Any]:
+    """What a stage made, by name: of a record only the part that is new."""
     match value:
         case Entries(query=query, key=key, value=mixed, visible=None):
-            arrays: list[Any] = [query, key, mixed]
-        case Entries(visible=made) | Scores(score=made) | Weights(weight=made):
-            arrays = [made]
-        case _:
-            arrays = jax.tree.leaves(spec(value))
-    return sum(math.prod(a.shape) * a.dtype.itemsize for a in arrays)
+            return {"query": query, "key": key, "value": mixed}
+        case Entries(visible=visible):
+            return {"visible": visible}
+        case Scores(score=score):
+            return {"scores": score}
+        case Weights(weight=weight):
+            return {"weights": weight}
+    return {"": value}
+
+
+def gives(value: Any) -> str:
+    return ", ".join(f"{name} {show(spec(part))}".strip() for name, part in made(value).items())
+
+
+def size(value: Any) -> int:
+    """The bytes of what a stage made."""
+    leaves = jax.tree.leaves(spec(made(value)))
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,8 +177,9 @@ class Description:
 
         table = Table(show_footer=True, header_style="bold", footer_style="bold", box=None)
         for index, (title, sum_) in enumerate(zip(HEADER, self.total.cells(), strict=True)):
-            side = "right" if index in (2, 3, 4) else "left"
-            table.add_column(title, sum_, justify=side, no_wrap=True)
+            number = index in (2, 3, 4)
+            justify = "right" if number else "left"
+            table.add_column(title, sum_, justify=justify, no_wrap=number, overflow="fold")
         for row in self.rows:
             table.add_row(*(Text(cell) for cell in row.cells(self.top)))
         return table
@@ -204,7 +226,7 @@ def describe(term: Term, x: Any, **context: Any) -> Description:
     run = Describe({})
     jax.eval_shape(lambda x, context: term.wire(run, x, context), spec(x), spec(context))
     if term.exports is None and not any(row.path == () for row in run.rows):
-        run.rows.insert(0, Row((), head_line(term, ()), show(y)))
+        run.rows.insert(0, Row((), head_line(term, ()), gives(y)))
     return Description(tuple(counted(run.rows, declared)))
 
 

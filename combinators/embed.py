@@ -18,6 +18,7 @@ from .records import Range
 from .run import Context, Run
 from .term import Leaf, Parameter, Term, as_term, form
 from .wrap import sums
+from .written import Write
 
 __all__ = ["embed", "half_split", "interleaved", "position_embed", "rotary", "sinusoidal", "tied"]
 
@@ -119,8 +120,8 @@ class Tied(Term):
     def parts(self) -> tuple[Term, ...]:
         return self.embed, self.body
 
-    def __repr__(self) -> str:
-        return f"tied({self.embed!r}, {self.body!r})"
+    def text(self, write: Write) -> str:
+        return f"tied({write(self.embed)}, {write(self.body)})"
 
     def flow(self, kind: Any) -> Any:
         after = self.body.flow(self.embed.flow(kind))
@@ -184,7 +185,8 @@ class position_embed(Leaf):
         return {"table": Parameter((self.length, x.shape[-1]), small_normal, axes)}
 
     def apply(self, params: Mapping[str, Array], x: Array, context: Context) -> Array:
-        return x + looked_up(params["table"], rows_at(context, len(x)).position, "position")
+        rows = looked_up(params["table"], rows_at(context, len(x)).position, "position")
+        return x + rows.astype(x.dtype)
 
 
 @form

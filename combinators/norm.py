@@ -117,7 +117,7 @@ class dropout(Leaf):
         if operands is None:
             return weight
         bits = mixed_bits(operands, rows, columns)
-        kept = bits >= jnp.uint32(round(self.rate * 2**32))
+        kept = bits >= jnp.uint32(min(round(self.rate * 2**32), 2**32 - 1))
         return jnp.where(kept, weight / (1 - self.rate), 0)
 
     def apply(self, params: Any, x: Any, context: Context) -> Any:

@@ -21,7 +21,7 @@ from .records import Scores, Weights
 from .run import Context
 from .term import Leaf, Term, as_term, form
 from .values import pointwise
-from .written import reference
+from .written import Write, reference
 
 __all__ = [
     "RowNormalizer", "gelu", "gelu_tanh", "log_sum_exp", "normalize", "relu", "relu_squared",
@@ -125,7 +125,7 @@ class Softmax(Streaming):
     A row that sees nothing has total 0, and so weights 0; no number stands for "masked".
     """
 
-    def __repr__(self) -> str:
+    def text(self, write: Write) -> str:
         return "softmax"
 
     def reference(self, score: Array, visible: Array | None) -> Array:
@@ -143,7 +143,7 @@ class Softmax(Streaming):
 class RowSum(Streaming):
     """x / sum of x: for scores that are positive already, as those of linear attention."""
 
-    def __repr__(self) -> str:
+    def text(self, write: Write) -> str:
         return "row_sum"
 
     def reference(self, score: Array, visible: Array | None) -> Array:
@@ -188,7 +188,7 @@ class normalize(Leaf):
                 f"(score, visible); not {self.how!r}"
             )
 
-    def __repr__(self) -> str:
+    def text(self, write: Write) -> str:
         return f"normalize({reference(self.how)})"
 
     def flow(self, kind: Any) -> Any:
@@ -222,7 +222,7 @@ class normalize(Leaf):
 class LogSumExp(Leaf):
     """log of the sum of exp over a row's visible scores: Scores -> (T,); -inf if it sees none."""
 
-    def __repr__(self) -> str:
+    def text(self, write: Write) -> str:
         return "log_sum_exp"
 
     def flow(self, kind: Any) -> Any:

@@ -19,6 +19,7 @@ from .records import Entries, Marks, Range, Rows
 from .run import Context, Run
 from .term import Leaf, Parameter, Term, as_term, form
 from .wrap import sums
+from .written import Write
 
 __all__ = ["linear", "project", "slots"]
 
@@ -76,10 +77,10 @@ class Project(Term):
     def parts(self) -> tuple[Term, ...]:
         return self.query, self.key, self.value
 
-    def __repr__(self) -> str:
+    def text(self, write: Write) -> str:
         def short(term: Term) -> str:
             plain = isinstance(term, linear) and term == linear(term.width)
-            return repr(getattr(term, "width", None) if plain else term)
+            return repr(getattr(term, "width", None)) if plain else write(term)
 
         slots = [short(part) for part in self.parts]
         if len(set(slots)) == 1:
@@ -186,7 +187,8 @@ class slots(Leaf):
         query = x.query if isinstance(x, Entries) else x
         one_sequence("slots", query)
         marks = Marks(rows_at(context, len(query)), rows_at({}, self.count))
-        return Entries(query, params["key"], params["value"], marks)
+        key, value = (params[name].astype(query.dtype) for name in ("key", "value"))
+        return Entries(query, key, value, marks)
 
 
 def rows_at(context: Context, count: int) -> Rows:

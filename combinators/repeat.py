@@ -16,7 +16,7 @@ from .project import at_least_one
 from .run import Context, Run
 from .term import Term, as_term, form
 from .wrap import Wrapper
-from .written import reference
+from .written import Write, reference
 
 __all__ = ["copies", "each", "heads", "repeat"]
 
@@ -55,13 +55,12 @@ class Repeat(Term):
     def periods(self) -> int:
         return self.count // len(self.parts)
 
-    def __repr__(self) -> str:
-        parts = ", ".join(map(repr, self.parts))
+    def text(self, write: Write) -> str:
+        if write is str:
+            return f"({' ; '.join(map(str, self.parts))})^{self.count}"
+        parts = ", ".join(map(write, self.parts))
         remat = "" if self.remat is keep else f", remat={reference(self.remat)}"
         return f"repeat({self.count}, {parts}{remat})"
-
-    def __str__(self) -> str:
-        return f"({' ; '.join(map(str, self.parts))})^{self.count}"
 
     def flow(self, kind: Any) -> Any:
         after = kind
@@ -109,10 +108,10 @@ class Each(Wrapper):
     axis: int = 0
     fixed: tuple[str, ...] = ()
 
-    def __repr__(self) -> str:
+    def text(self, write: Write) -> str:
         axis = f", axis={self.axis}" if self.axis else ""
         fixed = f", fixed={self.fixed}" if self.fixed else ""
-        return f"each({self.term!r}{axis}{fixed})"
+        return f"each({write(self.term)}{axis}{fixed})"
 
     def wire(self, run: Run, x: Any, context: Context) -> Any:
         sizes = {leaf.shape[self.axis] for leaf in jax.tree.leaves(x) if leaf.ndim > self.axis}
@@ -195,9 +194,9 @@ class Copies(Term):
     def reads(self) -> frozenset[str]:
         return self.term.reads - {name for name, _ in self.given_values}
 
-    def __repr__(self) -> str:
+    def text(self, write: Write) -> str:
         values = "".join(f", {name}={value!r}" for name, value in self.given_values)
-        return f"{self.word}({self.count}, {self.term!r}{values})"
+        return f"{self.word}({self.count}, {write(self.term)}{values})"
 
     def flow(self, kind: Any) -> Any:
         after = self.term.flow(kind)

@@ -16,7 +16,7 @@ from .records import Entries, Scores, kept
 from .run import Context
 from .term import Leaf, Parameter, Term, as_term, form
 from .values import pointwise
-from .written import reference
+from .written import Write, reference
 
 __all__ = ["additive", "bilinear", "cosine", "distance", "dot", "features", "scaled_dot", "score"]
 
@@ -189,9 +189,9 @@ class score(Leaf):
         if isinstance(self.function, Term) and self.options:
             raise CompositionError("score passes keywords to plain functions, not to terms")
 
-    def __repr__(self) -> str:
+    def text(self, write: Write) -> str:
         options = "".join(f", {name}={value!r}" for name, value in self.options)
-        return f"score({reference(self.function)}{options})"
+        return f"score({reference(self.function, write)}{options})"
 
     def flow(self, kind: Any) -> Any:
         if kind is None:

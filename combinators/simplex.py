@@ -9,6 +9,7 @@ from jax import Array
 from .normalize import RowNormalizer, largest_visible, shown, softmax
 from .project import at_least_one
 from .term import form
+from .written import Write
 
 __all__ = ["entmax15", "hardmax", "sparsemax", "top_k"]
 
@@ -17,7 +18,7 @@ __all__ = ["entmax15", "hardmax", "sparsemax", "top_k"]
 class Sparsemax(RowNormalizer):
     """The nearest point of the simplex: max(x - τ, 0) with sum 1 (Martins and Astudillo 2016)."""
 
-    def __repr__(self) -> str:
+    def text(self, write: Write) -> str:
         return "sparsemax"
 
     def weights(self, score: Array, visible: Array | None) -> Array:
@@ -36,7 +37,7 @@ class Sparsemax(RowNormalizer):
 class Entmax15(RowNormalizer):
     """max(x/2 - τ, 0)² with sum 1: between softmax and sparsemax (Peters et al. 2019)."""
 
-    def __repr__(self) -> str:
+    def text(self, write: Write) -> str:
         return "entmax15"
 
     def weights(self, score: Array, visible: Array | None) -> Array:
@@ -82,7 +83,7 @@ class top_k(RowNormalizer):
 class Hardmax(RowNormalizer):
     """1 for the largest visible score of a row, the earlier key first among equals, and 0 else."""
 
-    def __repr__(self) -> str:
+    def text(self, write: Write) -> str:
         return "hardmax"
 
     def weights(self, score: Array, visible: Array | None) -> Array:

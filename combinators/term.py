@@ -23,7 +23,7 @@ from .errors import CompositionError
 from .kinds import Width, mistaken
 from .records import Entries, Marks, Scores, Weights
 from .run import Context, Name, Run
-from .written import PACKAGE, arguments, written
+from .written import PACKAGE, Write, arguments, written
 
 __all__ = ["Leaf", "Parameter", "Stage", "Term"]
 
@@ -102,7 +102,7 @@ class Term(Generic[In, Out]):
     word: ClassVar[str] = ""
     parts: tuple[Term, ...]
     labels: tuple[str | None, ...] = ()
-    written: tuple[str, int]
+    written: tuple[str, int] | None
     given: bool = False
     repeats: int = 0
 
@@ -150,10 +150,17 @@ class Term(Generic[In, Out]):
         return self.word or type(self).__name__
 
     def __repr__(self) -> str:
-        return f"{self.word or type(self).__name__}({arguments(self)})"
+        return self.text(repr)
 
     def __str__(self) -> str:
-        return repr(self)
+        return self.text(str)
+
+    def text(self, write: Write) -> str:
+        """The term in words, its parts by `write`: repr for Python, str for the equation."""
+        return f"{self.word or type(self).__name__}({arguments(self, write)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuilt, (type(self), self.fields, self.written)
 
     @cached_property
     def reads(self) -> frozenset[str]:
@@ -177,7 +184,7 @@ class Term(Generic[In, Out]):
         """How data flows through the term's parts under an execution."""
         raise NotImplementedError(f"{type(self).__name__} defines neither apply nor wire")
 
-    @property
+    @cached_property
     def init(self) -> Callable[..., dict[str, Any]]:
         """`term.init(rng, x, **context)`: the parameters; every shape is checked.
 
@@ -271,6 +278,15 @@ class Term(Generic[In, Out]):
         from .repeat import repeat
 
         return repeat(count, self)
+
+
+def rebuilt(cls: type[Term], fields: tuple[Any, ...], written: tuple[str, int] | None) -> Term:
+    """A term from its fields, as pickle and copy need it."""
+    term = object.__new__(cls)
+    for field, value in zip(dataclasses.fields(cast(Any, cls)), fields, strict=True):
+        object.__setattr__(term, field.name, value)
+    object.__setattr__(term, "written", written)
+    return term
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)

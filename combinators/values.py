@@ -13,7 +13,7 @@ from jax import Array
 
 from .run import Context
 from .term import Initializer, Leaf, Parameter, form
-from .written import reference
+from .written import Write, reference
 
 __all__ = ["constant", "identity", "learned", "lift", "pointwise", "read"]
 
@@ -54,7 +54,7 @@ class pointwise(Leaf):
     function: Callable[[Array], Array]
     label: str = ""
 
-    def __repr__(self) -> str:
+    def text(self, write: Write) -> str:
         return self.label or f"pointwise({reference(self.function)})"
 
     @property
@@ -111,8 +111,8 @@ class constant(Source):
 
     value: Any
 
-    def __str__(self) -> str:
-        return str(self.value)
+    def text(self, write: Write) -> str:
+        return str(self.value) if write is str else super().text(write)
 
     def apply(self, params: Any, x: Any, context: Context) -> Any:
         return self.value

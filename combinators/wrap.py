@@ -13,6 +13,7 @@ from jax import Array
 from .errors import CompositionError
 from .run import Context, Run
 from .term import Export, Term, as_term, form
+from .written import Write
 
 __all__ = ["given", "named", "precision", "shared"]
 
@@ -67,6 +68,11 @@ class named(Wrapper):
     def exports(self) -> tuple[Export, ...]:
         return (Export(self.label, self.label, True),)
 
+    def text(self, write: Write) -> str:
+        if write is str:
+            return f"({self.label}: {self.term})"
+        return super().text(write)
+
     def __post_init__(self):
         as_term(self.term, "named")
         if not self.label.isidentifier():
@@ -104,8 +110,8 @@ class Everywhere(Wrapper):
     def exports(self) -> None:
         return None
 
-    def __repr__(self) -> str:
-        return f"shared({self.term!r}, name={self.label!r})"
+    def text(self, write: Write) -> str:
+        return f"shared({write(self.term)}, name={self.label!r})"
 
     def wire(self, run: Run, x: Any, context: Context) -> Any:
         return run.everywhere(self, x, context)
@@ -144,9 +150,9 @@ class Given(Term):
     def labels(self) -> tuple[str | None, ...]:
         return (None, *(name for name, _ in self.sources))
 
-    def __repr__(self) -> str:
-        sources = ", ".join(f"{name}={term!r}" for name, term in self.sources)
-        return f"given({self.term!r}, {sources})"
+    def text(self, write: Write) -> str:
+        sources = ", ".join(f"{name}={write(term)}" for name, term in self.sources)
+        return f"given({write(self.term)}, {sources})"
 
     @cached_property
     def reads(self) -> frozenset[str]:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-__all__ = ["arguments", "place", "reference", "written"]
+__all__ = ["Write", "arguments", "place", "reference", "written"]
 
 PACKAGE = __name__.split(".")[0] + "."
 
 
-def reference(value: Any) -> str:
+Write = Callable[[Any], str]
+"""How a term writes its parts: `repr` as Python, `str` as an equation."""
+
+
+def reference(value: Any, write: Write = repr) -> str:
     """A field as Python that evaluates to it: an importable function by name, others by place."""
     if hasattr(value, "wire") or not callable(value):
-        return repr(value)
+        return write(value) if hasattr(value, "wire") else repr(value)
     name = getattr(value, "__qualname__", getattr(value, "__name__", ""))
     home = public_home(value, name)
     if home is not None:
@@ -44,7 +49,7 @@ def public_home(value: Any, name: str) -> str | None:
     return min(homes, key=lambda module: (module.count("."), module), default=home)
 
 
-def arguments(term: Any) -> str:
+def arguments(term: Any, write: Write = repr) -> str:
     """A term's fields as the arguments of its word, without those that have their default."""
     shown, positional = [], True
     for field in dataclasses.fields(term):
@@ -53,16 +58,22 @@ def arguments(term: Any) -> str:
             positional = False
             continue
         positional = positional and not field.kw_only
-        shown.append(reference(value) if positional else f"{field.name}={reference(value)}")
+        text = reference(value, write)
+        shown.append(text if positional else f"{field.name}={text}")
     return ", ".join(shown)
 
 
-def written() -> tuple[str, int]:
-    """Where the user wrote the word being evaluated: the first frame outside this package."""
+def written() -> tuple[str, int] | None:
+    """Where the user wrote the word being evaluated: the first frame outside this package.
+
+    None for the words of this package that are terms themselves, such as softmax.
+    """
     frame = sys._getframe(2)
     while frame.f_back and frame.f_globals.get("__name__", "").startswith((PACKAGE, "dataclasses")):
         frame = frame.f_back
     filename = frame.f_code.co_filename
+    if "importlib" in filename:
+        return None
     if "ipykernel" in filename and "IPython" in sys.modules:
         filename = f"notebook cell {sys.modules['IPython'].get_ipython().execution_count}"
     return filename, frame.f_lineno

@@ -10,7 +10,7 @@ import pytest
 
 from combinax.train import corpus
 from combinax.train.corpus import cover, text, windows
-from combinax.train.data import digits, minibatch, recall
+from combinax.train.data import digits, minibatch, moved, recall
 from combinax.train.loss import IGNORE
 from combinax.train.ngram import bits, distribution, kneser_ney
 
@@ -366,3 +366,35 @@ def test_longer_histories_help_on_the_default_text():
 def test_ngram_errors(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+# moved
+
+
+def test_moved_pictures_are_windows_of_the_padded_picture():
+    images = np.arange(1, 51, dtype=np.float32).reshape(2, 25)
+    got = moved(3, np.repeat(images, 200, axis=0), by=2).reshape(2, 200, 5, 5)
+    for picture, drawn in zip(images.reshape(2, 5, 5), got, strict=True):
+        padded = np.pad(picture, 2)
+        every = {padded[r : r + 5, c : c + 5].tobytes() for r in range(5) for c in range(5)}
+        assert {one.tobytes() for one in drawn} == every  # 200 draws miss none of 25
+
+
+def test_moved_by_nothing_and_by_its_seed():
+    images = np.random.default_rng(0).random((6, 16), np.float32)
+    np.testing.assert_array_equal(moved(0, images, by=0), images)
+    np.testing.assert_array_equal(moved(1, images), moved(1, images))
+    assert not np.array_equal(moved(1, images), moved(2, images))
+
+
+@pytest.mark.parametrize(
+    "pixels, by, message",
+    [
+        (10, 1, "rows of 10 pixels are no squares"),
+        (9, 4, "a square of side 3 moves by 0 to 3 pixels; got 4"),
+        (9, -1, "a square of side 3 moves by 0 to 3 pixels; got -1"),
+    ],
+)
+def test_moved_errors(pixels, by, message):
+    with pytest.raises(ValueError, match=message):
+        moved(0, np.zeros((2, pixels), np.float32), by)

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from combinax.combinators import dropout, each, linear
 from combinax.train import loop
-from combinax.train.loop import Record, bar, fit, start, step, warmup_cosine
+from combinax.train.loop import Record, bar, fit, start, step
 from combinax.train.loss import cross_entropy
 
 RNG = jax.random.key(0)
@@ -222,47 +222,6 @@ def test_an_interrupt_before_the_first_dispatch():
     params, history = fit(squares, SGD, jnp.ones(2), never, 9, rng=RNG)
     same(params, jnp.ones(2))
     assert history.stopped and history.loss.shape == (0,)
-
-
-# the schedule
-
-
-@pytest.mark.parametrize(
-    "peak, warmup, steps, end, first, last",
-    [
-        (0.5, 10, 100, 0.05, 0.05, 0.05),
-        (0.5, 1, 100, 0.0, 0.5, 0.0),
-        (0.5, 0, 100, 0.0, 0.5, 0.0),
-        (0.5, 100, 100, 0.05, 0.005, 0.5),
-        (0.5, 1, 1, 0.05, 0.5, 0.5),
-        (0.5, 99, 100, 0.05, 0.5 / 99, 0.05),
-    ],
-)
-def test_schedule_at_its_corners(peak, warmup, steps, end, first, last):
-    rate = warmup_cosine(peak, warmup, steps, end)
-    for s, wanted in [(0, first), (max(warmup, 1) - 1, peak), (steps - 1, last)]:
-        np.testing.assert_allclose(rate(s), wanted, rtol=1e-6, atol=1e-9)
-    np.testing.assert_allclose(rate(steps + 50), end, rtol=1e-6, atol=1e-9)
-
-
-def test_schedule_falls_as_the_cosine_of_optax():
-    rate = warmup_cosine(0.5, 10, 101, 0.05)
-    wanted = optax.cosine_decay_schedule(0.5, 91, alpha=0.1)
-    for s in range(9, 101):
-        np.testing.assert_allclose(rate(s), wanted(s - 9), rtol=1e-5)  # float32 cosines
-
-
-@pytest.mark.parametrize("warmup, steps", [(11, 10), (-1, 10), (0, 0)])
-def test_schedule_errors(warmup, steps):
-    with pytest.raises(ValueError, match=f"got {warmup} of {steps} steps"):
-        warmup_cosine(1.0, warmup, steps)
-
-
-def test_schedule_drives_the_optimizer():
-    slope = lambda params, batch, rng: (params, 1)  # noqa: E731
-    optimizer = optax.sgd(warmup_cosine(0.1, 4, 4))
-    params, _ = fit(slope, optimizer, jnp.zeros(()), lambda s: (), 4, rng=RNG)
-    np.testing.assert_allclose(params, -(0.025 + 0.05 + 0.075 + 0.1), rtol=1e-6)
 
 
 # the bar

@@ -10,6 +10,7 @@ nothing to store:
 from __future__ import annotations
 
 import gzip
+import math
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 
 from .loss import IGNORE
 
-__all__ = ["digits", "minibatch", "recall"]
+__all__ = ["digits", "minibatch", "moved", "recall"]
 
 Seed = int | Sequence[int] | np.random.Generator
 Pair = tuple[np.ndarray, np.ndarray]
@@ -130,3 +131,27 @@ def minibatch(seed: Seed, batch: int, *arrays: np.ndarray) -> tuple[np.ndarray, 
         raise ValueError(f"cannot draw {batch} common rows from arrays of lengths {lengths}")
     rows = generator(seed).choice(lengths[0], size=batch, replace=False)
     return tuple(array[rows] for array in arrays)
+
+
+def moved(seed: Seed, images: np.ndarray, by: int = 1) -> np.ndarray:
+    """Move every square picture by a few pixels, each its own way; what comes in at an edge is 0.
+
+        picture′[r, c] = picture[r + dr, c + dc],  dr and dc uniform in −by … by
+
+    Shapes: (batch, side²) -> (batch, side²).
+    Raises ValueError for rows that are no squares, or a move that is not 0 to side.
+    Source: Simard et al. 2003, Best Practices for Convolutional Neural Networks.
+
+    >>> moved(0, np.ones((1, 9), np.float32)).reshape(3, 3).tolist()
+    [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
+    """
+    side = math.isqrt(images.shape[1])
+    if side**2 != images.shape[1]:
+        raise ValueError(f"rows of {images.shape[1]} pixels are no squares")
+    if not 0 <= by <= side:
+        raise ValueError(f"a square of side {side} moves by 0 to {side} pixels; got {by}")
+    squares = np.pad(images.reshape(-1, side, side), ((0, 0), (by, by), (by, by)))
+    corner = generator(seed).integers(0, 2 * by + 1, size=(2, len(images), 1))
+    row, column = corner + np.arange(side)
+    which = np.arange(len(images))[:, None, None]
+    return squares[which, row[:, :, None], column[:, None, :]].reshape(images.shape)

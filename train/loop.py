@@ -26,7 +26,7 @@ from rich.text import Text
 
 from .loss import mean
 
-__all__ = ["History", "Record", "State", "bar", "fit", "start", "step", "warmup_cosine"]
+__all__ = ["History", "Record", "State", "bar", "fit", "start", "step"]
 
 Batch = Any
 Params = Any
@@ -174,34 +174,6 @@ def fit(
 
 def stacked(batches: Callable[[int], Batch], span: range) -> Batch:
     return jax.tree.map(lambda *rows: np.stack(rows), *map(batches, span))
-
-
-def warmup_cosine(peak: float, warmup: int, steps: int, end: float = 0.0) -> optax.Schedule:
-    """A learning rate that rises in a straight line, then falls along a cosine.
-
-        rate(s) = peak · (s + 1) / warmup                              s ≤ w, w = warmup − 1
-        rate(s) = end + (peak − end) · (1 + cos π (s − w) / (steps − 1 − w)) / 2    s > w
-
-    So rate(0) = peak / warmup, rate(warmup − 1) = peak, and rate(steps − 1) = end. A warm-up of
-    all steps only rises; one of 0 or 1 steps starts at the peak. After its steps it stays at end.
-    Shapes: () -> (). Raises ValueError unless 0 ≤ warmup ≤ steps and steps ≥ 1.
-    Source: Goyal et al. 2017 (warm-up); Loshchilov and Hutter 2017 (cosine).
-
-    >>> rate = warmup_cosine(1.0, warmup=2, steps=5)
-    >>> [round(float(rate(s)), 2) for s in range(6)]
-    [0.5, 1.0, 0.75, 0.25, 0.0, 0.0]
-    """
-    if not 0 <= warmup <= steps or steps < 1:
-        raise ValueError(f"a schedule needs 0 ≤ warm-up ≤ steps; got {warmup} of {steps} steps")
-    top = max(warmup, 1) - 1
-
-    def rate(s):
-        rising = peak * (s + 1) / (top + 1)
-        fallen = jnp.clip((s - top) / max(steps - 1 - top, 1), 0, 1)
-        falling = end + (peak - end) * (1 + jnp.cos(jnp.pi * fallen)) / 2
-        return jnp.where(s <= top, rising, falling)
-
-    return rate
 
 
 class Speed(ProgressColumn):
