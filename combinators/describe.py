@@ -43,11 +43,8 @@ class Row:
 
 def rounded(number: float) -> str:
     """Three digits and a unit: 61.2M."""
-    for unit in ("", "k", "M", "G", "T", "P"):
-        if number < 1000:
-            break
-        number /= 1000
-    return f"{number:.3g}{unit}" if number else ""
+    power = min(5, int(math.log10(number) // 3)) if number >= 1 else 0
+    return f"{number / 1000**power:.3g}{' kMGTP'[power].strip()}" if number else ""
 
 
 class Describe(Declare):
@@ -145,7 +142,12 @@ def made(value: Any) -> dict[str, Any]:
 
 
 def gives(value: Any) -> str:
-    return ", ".join(f"{name} {show(spec(part))}".strip() for name, part in made(value).items())
+    """What a stage made, in a few words."""
+    parts = made(value)
+    if len(parts) > 1:
+        return f"{len(value.key)} entries"
+    ((name, part),) = parts.items()
+    return f"{name} {show(spec(part)).removesuffix(' bool')}".strip()
 
 
 def size(value: Any) -> int:
@@ -177,9 +179,8 @@ class Description:
 
         table = Table(show_footer=True, header_style="bold", footer_style="bold", box=None)
         for index, (title, sum_) in enumerate(zip(HEADER, self.total.cells(), strict=True)):
-            number = index in (2, 3, 4)
-            justify = "right" if number else "left"
-            table.add_column(title, sum_, justify=justify, no_wrap=number, overflow="fold")
+            justify = "right" if index in (2, 3, 4) else "left"
+            table.add_column(title, sum_, justify=justify, no_wrap=index != 1, overflow="fold")
         for row in self.rows:
             table.add_row(*(Text(cell) for cell in row.cells(self.top)))
         return table
