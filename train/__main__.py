@@ -1,0 +1,149 @@
+"""The command line: `combinax recall`, or `python -m combinax.train recall`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import jax
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from .. import __version__
+from ..combinators import describe
+from . import corpus, plot, tasks
+from .loop import History, Params, bar
+from .tasks import Task, train
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Train a first model: a network written as an equation between pure functions.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+console = Console()
+
+Seed = Annotated[int, typer.Option(min=0, help="Decides parameters, data and their order.")]
+Steps = Annotated[int, typer.Option(min=1, help="How many batches to learn from.")]
+Out = Annotated[Path, typer.Option(help="The folder that the picture is written to.")]
+
+
+def version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"combinax {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def recall(seed: Seed = 0, steps: Steps = 300, out: Out = Path("runs/recall")) -> None:
+    """A dictionary of key-value pairs is shown, then asked: seconds."""
+    with refused():
+        task, folder = tasks.recall(seed, steps), made(out)
+    params, history = run(task, seed)
+    report(task, task.evaluate(params))
+    asked = task.batches(steps)[0][0]  # the first batch that was not trained on
+
+    panels = plot.curve(history, "nats"), plot.lookup(plot.reading(task, params, asked))
+    console.print("picture:", plot.picture(folder / "recall.png", *panels))
+
+
+@app.command()
+def digits(seed: Seed = 0, steps: Steps = 1000, out: Out = Path("runs/digits")) -> None:
+    """784 pixels ask a dictionary of pictures which digit they are: half a minute."""
+    with refused():
+        task, folder = tasks.digits(seed, steps), made(out)
+    params, history = run(task, seed)
+    report(task, task.evaluate(params))
+
+    panels = (
+        plot.curve(history, "nats"),
+        plot.mosaic(params["slots"]["key"], "keys learned"),
+    )
+    console.print("picture:", plot.picture(folder / "digits.png", *panels))
+
+
+@app.command()
+def text(
+    seed: Seed = 0,
+    steps: Steps = 3000,
+    out: Out = Path("runs/text"),
+    file: Annotated[
+        Path | None,
+        typer.Option(help="UTF-8 text to learn from, in place of Python's own reference."),
+    ] = None,
+) -> None:
+    """The next character of English, against n-grams of the same text: minutes."""
+    with refused():
+        source, folder = corpus.text(file), made(out)
+        task = tasks.text(source, seed, steps)
+    params, history = run(task, seed)
+    measured = task.evaluate(params)
+    report(task, measured)
+    prompt = source.held_out[: task.example.shape[0]]
+    drawn = tasks.sample(task.term, params, prompt, 400, jax.random.key(seed))
+    console.rule("a sample, after a window of held-out text")
+    console.print(source.decode(drawn), markup=False, highlight=False)
+    console.rule()
+
+    levels = {name: bits for name, bits in measured.items() if name != "this model"}
+    panel = plot.curve(history, "bits per character", math.log(2), levels)
+    console.print("picture:", plot.picture(folder / "text.png", panel))
+
+
+def run(task: Task, seed: int) -> tuple[Params, History]:
+    """Print the equation and the table, and train with a bar."""
+    console.print(str(task.term), highlight=False)
+    console.print(describe(task.term, task.example))
+    with bar(task.steps) as progress:
+        params, history = train(task, seed, progress)
+    if history.stopped:
+        console.print(
+            f"stopped by hand after {len(history.loss)} of {task.steps} steps; what was learned "
+            "until then is kept, and measured here"
+        )
+    return params, history
+
+
+def report(task: Task, measured: Mapping[str, float]) -> None:
+    table = Table(title=task.unit, show_header=False)
+    for name, value in measured.items():
+        table.add_row(name, f"{value:.3f}")
+    console.print(table)
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    """Input that cannot be used ends the command with the reason, before anything is trained."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        typer.echo(f"combinax: {error}", err=True)
+        raise typer.Exit(2) from None
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def main() -> None:
+    app(prog_name="combinax")
+
+
+if __name__ == "__main__":
+    main()

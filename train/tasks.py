@@ -1,0 +1,244 @@
+"""Three first tasks, each a small frozen record: a term, a stream of data, a loss, an evaluation.
+
+recall   a dictionary of key-value pairs is shown, then asked: the soft dictionary, literally
+digits   784 pixels ask a dictionary of pictures which digit they are
+text     the next character of English
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+from ..combinators import (
+    Term,
+    causal,
+    dropout,
+    each,
+    embed,
+    gelu,
+    linear,
+    mask,
+    normalize,
+    project,
+    rms_norm,
+    rotary,
+    scaled_dot,
+    score,
+    tied,
+    window,
+)
+from ..models import block, causal_scores, dictionary, multi_head, transformer
+from . import corpus, data, ngram
+from .loop import Batch, History, Loss, Params, Record, fit
+from .loss import accuracy, check_targets, cross_entropy
+from .optimize import adamw, muon, warmup_cosine
+
+__all__ = ["Task", "digits", "recall", "sample", "text", "train"]
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What there is to train: every field is data or a pure function.
+
+    `example` is one abstract input of the term; `batches(step)` gives (inputs, targets);
+    `evaluate(params)` measures held-out data, and whatever there is to compare with, in `unit`.
+    """
+
+    term: Term
+    example: jax.ShapeDtypeStruct
+    batches: Callable[[int], Batch]
+    loss: Loss
+    optimizer: optax.GradientTransformation
+    steps: int
+    unit: str
+    evaluate: Callable[[Params], Mapping[str, float]]
+
+
+def train(
+    task: Task, seed: int = 0, report: Callable[[int, Record], None] = lambda first, record: None
+) -> tuple[Params, History]:
+    """Train a task from the parameters that its seed makes: see `fit`."""
+    birth, rng = jax.random.split(jax.random.key(seed))
+    params = task.term.init(birth, task.example)
+    return fit(task.loss, task.optimizer, params, task.batches, task.steps, rng=rng, report=report)
+
+
+def entropy(term: Term, params: Params, batch: Batch, rng: Array) -> tuple[Array, Array]:
+    """The loss of all three tasks."""
+    inputs, targets = batch
+    return cross_entropy(term(params, inputs, rng=rng), targets)
+
+
+def totals(measure: Callable[..., Any], term: Term, params: Params, held_out: Batch) -> float:
+    """A measure that is a sum and a count, over the rows of held-out data: the mean."""
+
+    @jax.jit
+    def sums(params, held_out):
+        one = lambda row: measure(term(params, row[0]), row[1])  # noqa: E731
+        return jax.lax.map(one, held_out, batch_size=64)
+
+    total, count = (np.sum(part, dtype=float) for part in sums(params, held_out))
+    return float(total / count)
+
+
+# recall
+
+
+def recall(seed: int = 0, steps: int = 300, batch: int = 64, pairs: int = 8) -> Task:
+    """Associative recall, with twice as many keys and values as pairs, all of them asked.
+
+        term = tied(embed, rms_norm ∘ far ∘ near)
+
+    `near` sees one token back, so a value learns whose it is; `far` looks a key up.
+    Raises ValueError for sizes below 1 (see `data.recall`).
+    Source: Olsson et al. 2022, In-context Learning and Induction Heads (the two steps).
+
+    >>> task = recall(pairs=2)
+    >>> task.batches(0)[0].shape, task.example.shape
+    ((64, 6), (6,))
+    """
+    kinds, width = 4 * pairs, 32
+    draw = partial(data.recall, pairs=pairs, keys=2 * pairs, values=2 * pairs, questions=pairs)
+    near = multi_head(width, 4, scores=mask(causal & window(2)) @ score(scaled_dot))
+    far = multi_head(width, 1, scores=causal_scores)
+    term = tied(embed(kinds, width), rms_norm() @ block(near=near, far=far))
+    example = jax.ShapeDtypeStruct((3 * pairs,), jnp.int32)
+    held_out = draw((seed, 1), 1000)
+    return Task(
+        term=term,
+        example=example,
+        batches=lambda step: draw((seed, 0, step), batch),
+        loss=partial(entropy, each(term)),
+        optimizer=adamw(term, example, warmup_cosine(5e-3, min(50, steps), steps), decay=1e-3),
+        steps=steps,
+        unit="% of held-out questions answered right",
+        evaluate=lambda params: {"this model": 100 * totals(accuracy, term, params, held_out)},
+    )
+
+
+# digits
+
+
+def digits(seed: int = 0, steps: int = 1000, batch: int = 128, slots: int = 256) -> Task:
+    """Handwritten digits, by one dictionary whose keys and values are pictures.
+
+        term = linear(10) ∘ rms_norm ∘ dictionary(slots) ∘ rms_norm
+
+    A batch of pictures is a sequence of questions. Every picture is moved by up to a pixel each
+    time it is drawn. Raises FileNotFoundError where the data is missing, ValueError for a batch
+    that is not 1 to 4,000.
+    Source: LeCun et al. 1998, Gradient-Based Learning Applied to Document Recognition.
+
+    >>> digits(slots=16).term
+    compose(linear(10), rms_norm(), aggregate(), dropout(0.2), normalize(gelu), score(dot), \
+slots(16), rms_norm())
+    """
+    (images, labels), held_out = data.digits(seed)
+    check_targets(labels, 10)
+    pictures = dictionary(slots, weights=dropout(0.2) @ normalize(gelu))
+    term = linear(10) @ rms_norm() @ pictures @ rms_norm()
+    example = jax.ShapeDtypeStruct((1, images.shape[1]), jnp.float32)
+
+    def batches(step: int) -> Batch:
+        rng = data.generator((seed, 0, step))
+        picture, label = data.minibatch(rng, batch, images, labels)
+        return data.moved(rng, picture), label
+
+    def evaluate(params: Params) -> Mapping[str, float]:
+        right, count = accuracy(jax.jit(term)(params, held_out[0]), held_out[1])
+        return {"this model": 100 * float(right / count)}
+
+    return Task(
+        term=term,
+        example=example,
+        batches=batches,
+        loss=partial(entropy, term),
+        optimizer=adamw(term, example, warmup_cosine(3e-3, min(100, steps), steps), decay=1e-2),
+        steps=steps,
+        unit="% of 1,000 held-out digits told right",
+        evaluate=evaluate,
+    )
+
+
+# text
+
+
+def turned(width: int) -> Term:
+    """Entries whose queries and keys know how far apart they stand (Su et al. 2021)."""
+    return project(query=rotary() @ linear(width), key=rotary() @ linear(width), value=width)
+
+
+def text(
+    source: corpus.Text,
+    seed: int = 0,
+    steps: int = 3000,
+    batch: int = 16,
+    length: int = 128,
+    width: int = 128,
+) -> Task:
+    """The next character: a transformer, against character n-grams of the same text.
+
+        term = tied(embed, transformer(2)),  attention with rotary positions, and a dictionary
+
+    Raises ValueError for a text that is not longer than a window.
+    Source: Karpathy 2015, The Unreasonable Effectiveness of Recurrent Neural Networks.
+    """
+    kinds = len(source.vocabulary)
+    body = transformer(
+        2,
+        attention=multi_head(width, 4, turned, causal_scores),
+        dictionary=dictionary(4 * width),
+    )
+    term = tied(embed(kinds, width), body)
+    example = jax.ShapeDtypeStruct((length,), jnp.int32)
+    held_out = corpus.cover(source.held_out, length, length // 2, source.before)
+
+    def evaluate(params: Params) -> Mapping[str, float]:
+        orders = [order for order in (3, 5) if kinds**order < 2**63]
+        models = {f"{n}-gram": ngram.kneser_ney(source.train, n, kinds) for n in orders}
+        bits = {
+            name: float(ngram.bits(model, source.held_out, source.before).mean())
+            for name, model in models.items()
+        }
+        return {**bits, "this model": totals(cross_entropy, term, params, held_out) / np.log(2)}
+
+    return Task(
+        term=term,
+        example=example,
+        batches=lambda step: corpus.windows((seed, 0, step), source.train, batch, length),
+        loss=partial(entropy, each(term)),
+        optimizer=muon(term, example, warmup_cosine(3e-3, min(100, steps), steps), decay=0.1),
+        steps=steps,
+        unit="bits per held-out character",
+        evaluate=evaluate,
+    )
+
+
+def sample(
+    term: Term, params: Params, prompt: np.ndarray, count: int, rng: Array, temperature: float = 0.8
+) -> np.ndarray:
+    """Continue a prompt of one window: (T,) -> (count,), each character drawn in turn.
+
+        characterᵢ ~ softmax(logits(the last T characters) / temperature)
+
+    >>> term = tied(embed(5, 4), rms_norm())
+    >>> params = term.init(jax.random.key(0), jnp.arange(3))
+    >>> sample(term, params, jnp.arange(3), 2, jax.random.key(1)).shape
+    (2,)
+    """
+
+    def one(seen, key):
+        character = jax.random.categorical(key, term(params, seen)[-1] / temperature)
+        return jnp.append(seen[1:], character.astype(seen.dtype)), character
+
+    start, keys = jnp.asarray(prompt), jax.random.split(rng, count)
+    return np.asarray(jax.jit(lambda: jax.lax.scan(one, start, keys)[1])())
