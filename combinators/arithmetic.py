@@ -13,7 +13,7 @@ from jax import Array
 from .compose import Branches
 from .errors import CompositionError
 from .kinds import Width, show, spec
-from .records import Record, Scores, Weights
+from .records import Record, Scores, Weights, both, either
 from .run import Context, Run
 from .term import Term, as_term, form
 from .values import constant
@@ -38,7 +38,7 @@ class Pointwise(Branches):
 
     def reached(self, a: Array | None, b: Array | None) -> Array | None:
         """Which values the combined weights reach, from those that each part's weights reach."""
-        return None if a is None or b is None else a | b
+        return either(a, b)
 
     def text(self, write: Write) -> str:
         if write is str:
@@ -94,11 +94,6 @@ class Pointwise(Branches):
             case _, Weights():
                 return b.replace(weight=self.combine(a, b.weight))
         return self.combine(a, b)
-
-
-def both(a: Array | None, b: Array | None) -> Array | None:
-    """a and b, where None is true everywhere."""
-    return a & b if a is not None and b is not None else b if a is None else a
 
 
 def table(value: Any) -> Any:

@@ -17,7 +17,7 @@ from jax import Array
 
 from .errors import CompositionError
 from .kinds import Width, mistaken, show
-from .records import Scores, Weights
+from .records import Scores, Weights, kept
 from .run import Context
 from .term import Leaf, Term, as_term, form
 from .values import pointwise
@@ -80,9 +80,10 @@ class Streaming(RowNormalizer):
     """A row normalizer that can take its keys block by block.
 
     A weight is `weigh(score, visible, reference)`, a function of that score alone relative to one
-    number for the row, times `scale(total)`, total being the sum of the row's `weigh`. Two blocks
+    number for the row, over `divisor(total)`, total being the sum of the row's `weigh`. Two blocks
     of keys merge by `rescale`: what was weighed relative to one reference counts so much relative
     to another. Together they are a monoid, of which the whole table is the case of one block.
+    Rows that see nothing are left to `normalize`.
     """
 
     def reference(self, score: Array, visible: Array | None) -> Array:
@@ -97,15 +98,13 @@ class Streaming(RowNormalizer):
         """The factor by which weights relative to `old` become weights relative to `new`."""
         raise NotImplementedError(f"{type(self).__name__} does not define rescale")
 
-    def scale(self, total: Array) -> Array:
-        """1 / total, and 0 for a row that sees nothing."""
-        empty = total == 0
-        return jnp.where(empty, 0, 1 / jnp.where(empty, 1, total))
+    def divisor(self, total: Array) -> Array:
+        """What the row's weights are divided by in the end."""
+        return total
 
     def weights(self, score: Array, visible: Array | None) -> Array:
-        reference = jax.lax.stop_gradient(self.reference(score, visible))
-        weight = self.weigh(score, visible, reference)
-        return weight * self.scale(weight.sum(-1))[:, None]
+        weight = self.weigh(score, visible, self.reference(score, visible))
+        return weight / self.divisor(weight.sum(-1))[:, None]
 
 
 def shown(score: Array, visible: Array | None, otherwise: Any) -> Array:
@@ -114,15 +113,20 @@ def shown(score: Array, visible: Array | None, otherwise: Any) -> Array:
 
 def largest_visible(score: Array, visible: Array | None) -> Array:
     """The largest visible score of each row, a constant to derivatives."""
-    lowest = jnp.finfo(score.dtype).min  # the unit of max; what is visible is told by `visible`
-    return jax.lax.stop_gradient(jnp.max(score, -1, initial=lowest, where=visible))
+    return jax.lax.stop_gradient(jnp.max(shown(score, visible, lowest(score)), -1))
+
+
+def lowest(score: Array) -> Any:
+    """The unit of max. What is visible is told by a mask, never by this number."""
+    return jnp.finfo(score.dtype).min
 
 
 @form
 class Softmax(Streaming):
     """exp(x) / sum of exp(x), computed relative to the largest visible score.
 
-    A row that sees nothing has total 0, and so weights 0; no number stands for "masked".
+    Hidden scores are taken as the lowest number, whose exponential relative to any other is
+    exactly 0: one selection, and the rest is what XLA fuses with the product that follows.
     """
 
     def text(self, write: Write) -> str:
@@ -132,8 +136,7 @@ class Softmax(Streaming):
         return largest_visible(score, visible)
 
     def weigh(self, score: Array, visible: Array | None, reference: Array) -> Array:
-        reference = reference[:, None]
-        return shown(jnp.exp(shown(score, visible, reference) - reference), visible, 0)
+        return jnp.exp(shown(score, visible, lowest(score)) - reference[:, None])
 
     def rescale(self, old: Array, new: Array) -> Array:
         return jnp.exp(old - new)
@@ -154,6 +157,9 @@ class RowSum(Streaming):
 
     def rescale(self, old: Array, new: Array) -> Array:
         return jnp.ones_like(old)
+
+    def divisor(self, total: Array) -> Array:
+        return jnp.where(total == 0, 1, total)  # then every weight is 0, or they cancel
 
 
 softmax = Softmax()
@@ -201,7 +207,8 @@ class normalize(Leaf):
     def apply(self, params: Mapping[str, Array], x: Scores, context: Context) -> Weights:
         if not isinstance(x, Scores):
             raise CompositionError(mistaken(self, "scores", x))
-        return Weights(self.weights(x.score, x.visible), x.value, x.marks, x.live)
+        weight = kept(self.weights(x.score, x.visible), x.awake)
+        return Weights(weight, x.value, x.marks, x.live)
 
     def weights(self, score: Array, visible: Array | None) -> Array:
         if not score.shape[-1]:
@@ -231,10 +238,12 @@ class LogSumExp(Leaf):
         return Width()
 
     def apply(self, params: Any, x: Scores, context: Context) -> Array:
+        if not x.score.shape[-1]:
+            return jnp.full(x.score.shape[:1], -jnp.inf, x.score.dtype)
         largest = softmax.reference(x.score, x.visible)
         total = softmax.weigh(x.score, x.visible, largest).sum(-1)
-        empty = total == 0
-        return jnp.where(empty, -jnp.inf, largest + jnp.log(jnp.where(empty, 1, total)))
+        value = largest + jnp.log(total)
+        return value if x.awake is None else jnp.where(x.awake, value, -jnp.inf)
 
 
 log_sum_exp = LogSumExp()

@@ -117,6 +117,16 @@ def kept(rows: Array, which: Array | None) -> Array:
     return rows if which is None else jnp.where(which[:, None], rows, 0)
 
 
+def both(a: Array | None, b: Array | None) -> Array | None:
+    """a and b, where None is true everywhere."""
+    return a & b if a is not None and b is not None else b if a is None else a
+
+
+def either(a: Array | None, b: Array | None) -> Array | None:
+    """a or b, where None is true everywhere."""
+    return None if a is None or b is None else a | b
+
+
 class Record:
     """What the three records have in common."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from jax import Array
 from .compose import Branches
 from .errors import CompositionError
 from .kinds import Width, mistaken, show, spec
-from .records import Entries, Scores
+from .records import Entries, Scores, either
 from .run import Context, Run
 from .term import Leaf, Parameter, Term, as_term, form
 
@@ -40,21 +41,22 @@ class Union(Branches):
                 "union joins scores of the same queries over values of one width: "
                 + " and ".join(show(spec(t)) for t in tables)
             )
-        masked = any(t.visible is not None for t in tables)
-        dead = any(t.live is not None for t in tables)
         return Scores(
             jnp.concatenate([t.score for t in tables], 1),
             jnp.concatenate([t.value for t in tables], 0),
             None,
-            jnp.concatenate([seen(t.visible, t.score.shape) for t in tables], 1)
-            if masked
-            else None,
-            jnp.concatenate([seen(t.live, t.value.shape[:1]) for t in tables]) if dead else None,
+            joined([(t.visible, t.score.shape) for t in tables], -1),
+            joined([(t.live, t.value.shape[:1]) for t in tables], -1),
+            functools.reduce(either, [t.awake for t in tables]),
         )
 
 
-def seen(mask: Array | None, shape: tuple[int, ...]) -> Array:
-    return jnp.ones(shape, bool) if mask is None else mask
+def joined(masks: list[tuple[Array | None, tuple[int, ...]]], axis: int) -> Array | None:
+    """Masks side by side, where None is true everywhere."""
+    if all(mask is None for mask, _ in masks):
+        return None
+    filled = [jnp.ones(shape, bool) if mask is None else mask for mask, shape in masks]
+    return jnp.concatenate(filled, axis)
 
 
 def union(*terms: Term) -> Term:

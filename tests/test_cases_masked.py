@@ -132,7 +132,7 @@ def test_an_empty_part_leaves_the_other_unchanged():
         factors = [how.rescale(at, both) for at in references]
         merged = totals[0] * factors[0] + totals[1] * factors[1]
         np.testing.assert_array_equal(merged, totals[0])
-        assert (factors[0] == 1).all() and (how.scale(totals[1]) == 0).all()
+        assert (factors[0] == 1).all()
 
 
 # Keys that nobody sees
