@@ -128,8 +128,6 @@ def test_dropout_comes_after_the_denominator():
     drop = compose(dropout(0.25), normalize(softmax), mask(causal), score(scaled_dot), GIVEN)
     q, k, v = given(16, 16)
     kept = running(compose(lift(weight_of), drop))(q, k, v, rng=jax.random.key(0))
-    eager = drop({}, q, key=k, value=v, rng=jax.random.key(0)).weight
-    np.testing.assert_array_equal(eager != 0, kept != 0)
     w = running(weights(mask(causal)))(q, k, v)
     assert (kept[w != 0] == 0).any() and (kept[w == 0] == 0).all()
     np.testing.assert_array_equal(kept, jnp.where(kept != 0, w / (1 - 0.25), 0))
@@ -143,7 +141,7 @@ def weight_of(weights):
 def dropping(rate=0.5):
     kept = compose(aggregate(), dropout(rate), normalize(softmax), mask(causal))
     attention = kept @ score(scaled_dot) @ project(4)
-    return repeat(2, identity + dropout(rate) @ linear(8) @ heads(2, attention))
+    return repeat(2, identity + dropout(rate) @ heads(2, attention))
 
 
 def test_one_rng_one_result_in_every_execution():

@@ -79,11 +79,12 @@ def test_rates_of_numbers_and_of_weights(rate):
 
 
 def test_what_is_kept_is_divided_by_the_rate_of_keeping():
-    y = dropout(0.2)({}, jnp.full((64, 64), 3.0), rng=KEY)
-    np.testing.assert_array_equal(np.unique(y), [0, np.float32(3) / np.float32(0.8)])
-    many = fast(jax.vmap(lambda key: dropout(0.2)({}, jnp.full((64, 64), 3.0), rng=key)))
-    mean = float(many(jax.random.split(KEY, 16)).mean())
-    assert abs(mean - 3) < SIGMAS * 3 * np.sqrt(0.25 / 64**2 / 16)  # variance rate / (1 - rate)
+    x = jnp.full((64, 64), 3.0)
+    many = fast(jax.vmap(lambda key: dropout(0.2)({}, x, rng=key)))(jax.random.split(KEY, 16))
+    close(np.unique(many), [0, 3 / 0.8])
+    assert abs(many.mean() - 3) < SIGMAS * 3 * np.sqrt(
+        0.25 / 64**2 / 16
+    )  # variance rate / (1 - rate)
 
 
 def test_heads_layers_stages_rows_and_keys_are_independent():
@@ -105,9 +106,9 @@ def test_heads_layers_stages_rows_and_keys_are_independent():
     assert_independent(np.stack([np.asarray(mask) != 0 for mask in drawn]), rate)
 
 
-@pytest.mark.parametrize("rate", [0.25, 0.5])
-def test_a_number_keeps_its_address(rate):
+def test_a_number_keeps_its_address():
     """The same numbers drop in a shorter sequence, and wherever a row of that position stands."""
+    rate = 0.25
     for term in (dropout(rate), weights(rate)):
         long, short = (masks_of(term, T, KEY[None], width=T)[0] for T in (24, 9))
         np.testing.assert_array_equal(short, long[:9, :9])
