@@ -135,6 +135,10 @@ def test_every_head_gets_its_alibi_slope(outer, inner):
     distance = np.abs(np.arange(3)[:, None] - np.arange(3))
     expected = -alibi_slopes(outer * inner)[:, None, None] * distance
     close(table, expected, rtol=1e-7)  # a slope rounded to float32
+    with jax.enable_x64(True):
+        x = np.zeros((3, 1))
+        table = running(term)(x, x, x).reshape(3, outer * inner, 3).swapaxes(0, 1)
+    close(table, expected, rtol=1e-15, atol=0)
 
 
 @pytest.mark.parametrize(
