@@ -10,6 +10,7 @@ from .aggregate import aggregate, largest, weighted_sum
 from .arithmetic import add, multiply, subtract
 from .bias import Bias, alibi, alibi_slopes, bias, relative, softcap, t5_buckets, temperature
 from .compose import compose, fanout, join, parallel, pick
+from .declare import axes
 from .describe import Description, describe
 from .embed import embed, half_split, interleaved, position_embed, rotary, sinusoidal, tied
 from .errors import CompositionError, ContextError, ParameterError, TermError
@@ -30,7 +31,7 @@ from .normalize import (
     softmax,
 )
 from .observe import observe
-from .parameters import axes
+from .parameter import Parameter
 from .predicates import (
     Predicate,
     block_causal,
@@ -47,7 +48,7 @@ from .records import Entries, Marks, Range, Rows, Scores, Weights
 from .repeat import copies, each, heads, repeat
 from .score import additive, bilinear, cosine, distance, dot, features, scaled_dot, score
 from .simplex import entmax15, hardmax, sparsemax, top_k
-from .term import Leaf, Parameter, Stage, Term
+from .term import Leaf, Stage, Term
 from .union import sink, union
 from .values import constant, identity, learned, lift, pointwise, read
 from .wrap import given, named, precision, shared

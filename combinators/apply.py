@@ -9,11 +9,13 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
+from .check import fit
+from .declare import compute, declare
 from .errors import ParameterError
 from .kinds import show
-from .parameters import compute, declare, fit, is_parameter, over
+from .parameter import Parameter, is_parameter, over
 from .run import Context, Name, Run, put, select
-from .term import MISSING, Leaf, Parameter, Term
+from .term import MISSING, Leaf, Term
 
 __all__ = ["Apply", "call"]
 

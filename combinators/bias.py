@@ -13,9 +13,10 @@ from jax import Array
 
 from .errors import CompositionError
 from .kinds import Width
+from .parameter import Parameter
 from .records import Marks, Scores
 from .run import Context
-from .term import Leaf, Parameter, Stage, Term, as_term, form
+from .term import Leaf, Stage, Term, as_term, form
 from .values import Source
 from .written import Write
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import jax
 
+from .declare import Declare, compute, declare
 from .kinds import show, spec
-from .parameters import Declare, compute, declare, is_parameter, over
+from .parameter import is_parameter, over
 from .records import Entries, Scores, Weights
 from .run import Context, Name
 from .score import score

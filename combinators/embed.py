@@ -13,10 +13,11 @@ from jax.core import Tracer
 
 from .errors import CompositionError
 from .kinds import Width, show
+from .parameter import Parameter
 from .project import at_least_one, floats, one_sequence, rows_at
 from .records import Range
 from .run import Context, Run
-from .term import Leaf, Parameter, Term, as_term, form
+from .term import Leaf, Term, as_term, form
 from .wrap import sums
 from .written import Write
 

@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from .errors import ParameterError
+from .parameter import Parameter
 from .run import Name, put, select
-from .term import Parameter, Term
+from .term import Term
 
 __all__ = ["stack", "unstack"]
 

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from .errors import CompositionError
+from .parameter import Parameter
 from .project import floats, rows_at
 from .records import Range, Weights
 from .run import Context
-from .term import Leaf, Parameter, form
+from .term import Leaf, form
 from .wrap import sums
 
 __all__ = ["dropout", "layer_norm", "rms_norm"]

@@ -15,9 +15,10 @@ from jax import Array
 
 from .errors import CompositionError
 from .kinds import Width, mistaken, show
+from .parameter import Parameter
 from .records import Entries, Marks, Range, Rows
 from .run import Context, Run
-from .term import Leaf, Parameter, Term, as_term, form
+from .term import Leaf, Term, as_term, form
 from .wrap import sums
 from .written import Write
 

@@ -11,10 +11,11 @@ from jax import Array
 
 from .errors import CompositionError
 from .kinds import Width, mistaken, show
+from .parameter import Parameter
 from .project import at_least_one, fan_in
 from .records import Entries, Scores, kept
 from .run import Context
-from .term import Leaf, Parameter, Term, as_term, form
+from .term import Leaf, Term, as_term, form
 from .values import pointwise
 from .written import Write, reference
 

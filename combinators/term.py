@@ -21,6 +21,7 @@ from jax import Array
 
 from .errors import CompositionError
 from .kinds import Width, mistaken
+from .parameter import Parameter
 from .records import Entries, Marks, Scores, Weights
 from .run import Context, Name, Run
 from .written import PACKAGE, Write, arguments, written
@@ -33,63 +34,7 @@ Later = TypeVar("Later")
 Earlier = TypeVar("Earlier")
 Class = TypeVar("Class")
 
-Initializer = Callable[[Array, tuple[int, ...], Any], Array]
 MISSING: Any = dataclasses.MISSING
-
-
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class Parameter:
-    """The declaration of one learned array: shape, initializer, and a logical name for each axis.
-
-    `copies` records the axes that forms around the leaf added, innermost first: (axis, size), or
-    None for a form whose copies share this parameter. `shared` names the forms that still have
-    to skip it.
-    """
-
-    shape: tuple[int, ...]
-    init: Initializer
-    axes: tuple[str, ...]
-    dtype: Any = None
-    copies: tuple[tuple[int, int] | None, ...] = ()
-    shared: frozenset[str] = frozenset()
-
-    def __post_init__(self):
-        if len(self.axes) != len(self.shape):
-            raise CompositionError(f"a parameter of shape {self.shape} has axes {self.axes}")
-
-    def copied(self, name: str, size: int, axis: Callable[[Parameter], int]) -> Parameter:
-        """This parameter once per copy, along a new axis called `name`; or shared by the copies."""
-        if name in self.shared:
-            return dataclasses.replace(
-                self, copies=(*self.copies, None), shared=self.shared - {name}
-            )
-        at = axis(self)
-        return dataclasses.replace(
-            self,
-            shape=(*self.shape[:at], size, *self.shape[at:]),
-            axes=(*self.axes[:at], name, *self.axes[at:]),
-            copies=(*self.copies, (at, size)),
-        )
-
-    def inner(self) -> Parameter:
-        """The parameter as one copy of the outermost form sees it."""
-        last = self.copies[-1]
-        rest = dataclasses.replace(self, copies=self.copies[:-1])
-        if last is None:
-            return rest
-        at = last[0]
-        drop = lambda items: items[:at] + items[at + 1 :]  # noqa: E731
-        return dataclasses.replace(rest, shape=drop(self.shape), axes=drop(self.axes))
-
-    def make(self, key: Array) -> Array:
-        """The parameter's first value; every copy is drawn from a key of its own."""
-        if not self.copies:
-            return self.init(key, self.shape, self.dtype)
-        inner, last = self.inner(), self.copies[-1]
-        if last is None:
-            return inner.make(key)
-        return jax.vmap(inner.make, out_axes=last[0])(jax.random.split(key, last[1]))
 
 
 class Term(Generic[In, Out]):
@@ -191,7 +136,7 @@ class Term(Generic[In, Out]):
         x and the context may be abstract (jax.ShapeDtypeStruct). Randomness is addressed by the
         stage's path, so adding a stage leaves the others' parameters as they are.
         """
-        from .parameters import Init
+        from .declare import Init
 
         return Init(self)
 

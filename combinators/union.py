@@ -13,9 +13,10 @@ from jax import Array
 from .compose import Branches
 from .errors import CompositionError
 from .kinds import Width, mistaken, show, spec
+from .parameter import Parameter
 from .records import Entries, Scores, either
 from .run import Context, Run
-from .term import Leaf, Parameter, Term, as_term, form
+from .term import Leaf, Term, as_term, form
 
 __all__ = ["sink", "union"]
 

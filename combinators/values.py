@@ -11,8 +11,9 @@ from typing import Any
 import jax
 from jax import Array
 
+from .parameter import Initializer, Parameter
 from .run import Context
-from .term import Initializer, Leaf, Parameter, form
+from .term import Leaf, form
 from .written import Write, reference
 
 __all__ = ["constant", "identity", "learned", "lift", "pointwise", "read"]

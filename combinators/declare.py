@@ -1,4 +1,4 @@
-"""Declaring, making and applying parameters: the plain meaning of `term.init` and `term(…)`."""
+"""Declaring and making parameters: a term run on abstract values, and `term.init`."""
 
 from __future__ import annotations
 
@@ -13,42 +13,14 @@ import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
 
-from .errors import CompositionError, ContextError, Line, ParameterError, TermError, brief
+from .check import check_context
+from .errors import CompositionError, Line, TermError, brief
 from .kinds import show, spec
-from .layers import apart
-from .records import Range
+from .parameter import Parameter, copied, is_parameter, over
 from .run import Context, Name, Run, put
-from .term import Leaf, Parameter, Term
+from .term import Leaf, Term
 
 __all__ = ["Declare", "axes", "declare"]
-
-OPTIONAL = frozenset({"rng", "positions"})
-"""Context that every term takes and none needs: a key for dropout, and where the rows stand."""
-
-
-# Declaring
-
-
-def is_parameter(value: Any) -> bool:
-    return isinstance(value, Parameter)
-
-
-def over(declared: Any, function: Callable[[Parameter], Any]) -> Any:
-    """A function of every declaration in a tree."""
-    return jax.tree.map(function, declared, is_leaf=is_parameter)
-
-
-def copy_axis(parameter: Parameter) -> int:
-    """Copies lie before the last axis, outer before inner: joining them is a plain reshape."""
-    return max(0, len(parameter.shape) - 1 - parameter.axes.count("heads"))
-
-
-COPIES: dict[str, Callable[[Parameter], int]] = {"heads": copy_axis, "layers": lambda _: 0}
-
-
-def copied(declared: Any, name: str, size: int) -> Any:
-    """Declarations, once per copy."""
-    return over(declared, lambda p: p.copied(name, size, COPIES[name]))
 
 
 class Declare(Run):
@@ -203,67 +175,3 @@ made_quickly = jax.jit(
         "xla_llvm_disable_expensive_passes": True,
     },
 )
-
-
-# Applying
-
-
-# Checking
-
-
-def check_context(term: Term, context: Context) -> None:
-    """Every name that the term reads is there, and no other."""
-    for name in sorted(term.reads - context.keys()):
-        raise ContextError(f"{reader(term, name)!r} reads {name!r} from the context; pass {name}=…")
-    for name in sorted(context.keys() - term.reads - OPTIONAL):
-        known = ", ".join(sorted(term.reads | OPTIONAL))
-        raise ContextError(f"no stage reads {name!r}; this term knows {known}")
-    positions = context.get("positions")
-    if positions is None or isinstance(positions, Range):
-        return
-    if not jnp.issubdtype(jnp.result_type(positions), jnp.integer):
-        raise ContextError(f"positions are integers, not {jnp.result_type(positions)}")
-    if jnp.ndim(positions) == 0:
-        raise ContextError(
-            "positions has one integer per row of x, and here it is a single number; jax.vmap maps "
-            "every keyword over its first axis: each(term, fixed=('positions',)) keeps one whole"
-        )
-
-
-def reader(term: Term, name: str) -> Term:
-    """The innermost part that reads a name."""
-    for part in term.parts:
-        if name in part.reads:
-            return reader(part, name)
-    return term
-
-
-def fit(term: Term, declared: dict[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
-    """The declarations in the form that the parameters have; raises where they do not fit."""
-    declared = apart(term, declared, params)
-    wrong = list(misfits(declared, params, ()))
-    if wrong:
-        shown = "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
-        raise ParameterError(f"these parameters belong to another term than {term.name}: {shown}")
-    return declared
-
-
-def misfits(declared: Any, params: Any, path: tuple[str, ...]) -> Iterator[str]:
-    """What does not fit, in words."""
-    where = ".".join(path) or "the tree"
-    if is_parameter(declared):
-        if isinstance(params, Mapping):
-            yield f"{where} is one array of shape {declared.shape}, not a dict"
-        elif jnp.shape(params) != declared.shape:
-            yield f"{where} has shape {declared.shape}, not {jnp.shape(params)}"
-        return
-    if not isinstance(params, Mapping):
-        names = ", ".join(declared)
-        yield f"{where} is a dict of {names}, not an array of shape {jnp.shape(params)}"
-        return
-    for name in declared.keys() - params.keys():
-        yield f"{'.'.join((*path, name))} is missing"
-    for name in params.keys() - declared.keys():
-        yield f"{'.'.join((*path, name))} is left over"
-    for name in declared.keys() & params.keys():
-        yield from misfits(declared[name], params[name], (*path, name))

@@ -1,0 +1,78 @@
+"""Whether context and parameters fit a term, and in words what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from .errors import ContextError, ParameterError
+from .layers import apart
+from .parameter import is_parameter
+from .records import Range
+from .run import Context
+from .term import Term
+
+__all__ = ["check_context", "fit"]
+
+OPTIONAL = frozenset({"rng", "positions"})
+"""Context that every term takes and none needs: a key for dropout, and where the rows stand."""
+
+
+def check_context(term: Term, context: Context) -> None:
+    """Every name that the term reads is there, and no other."""
+    for name in sorted(term.reads - context.keys()):
+        raise ContextError(f"{reader(term, name)!r} reads {name!r} from the context; pass {name}=…")
+    for name in sorted(context.keys() - term.reads - OPTIONAL):
+        known = ", ".join(sorted(term.reads | OPTIONAL))
+        raise ContextError(f"no stage reads {name!r}; this term knows {known}")
+    positions = context.get("positions")
+    if positions is None or isinstance(positions, Range):
+        return
+    if not jnp.issubdtype(jnp.result_type(positions), jnp.integer):
+        raise ContextError(f"positions are integers, not {jnp.result_type(positions)}")
+    if jnp.ndim(positions) == 0:
+        raise ContextError(
+            "positions has one integer per row of x, and here it is a single number; jax.vmap maps "
+            "every keyword over its first axis: each(term, fixed=('positions',)) keeps one whole"
+        )
+
+
+def reader(term: Term, name: str) -> Term:
+    """The innermost part that reads a name."""
+    for part in term.parts:
+        if name in part.reads:
+            return reader(part, name)
+    return term
+
+
+def fit(term: Term, declared: dict[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
+    """The declarations in the form that the parameters have; raises where they do not fit."""
+    declared = apart(term, declared, params)
+    wrong = list(misfits(declared, params, ()))
+    if wrong:
+        shown = "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+        raise ParameterError(f"these parameters belong to another term than {term.name}: {shown}")
+    return declared
+
+
+def misfits(declared: Any, params: Any, path: tuple[str, ...]) -> Iterator[str]:
+    """What does not fit, in words."""
+    where = ".".join(path) or "the tree"
+    if is_parameter(declared):
+        if isinstance(params, Mapping):
+            yield f"{where} is one array of shape {declared.shape}, not a dict"
+        elif jnp.shape(params) != declared.shape:
+            yield f"{where} has shape {declared.shape}, not {jnp.shape(params)}"
+        return
+    if not isinstance(params, Mapping):
+        names = ", ".join(declared)
+        yield f"{where} is a dict of {names}, not an array of shape {jnp.shape(params)}"
+        return
+    for name in sorted(declared.keys() - params.keys()):
+        yield f"{'.'.join((*path, name))} is missing"
+    for name in sorted(params.keys() - declared.keys()):
+        yield f"{'.'.join((*path, name))} is left over"
+    for name in sorted(declared.keys() & params.keys()):
+        yield from misfits(declared[name], params[name], (*path, name))
