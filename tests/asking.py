@@ -131,7 +131,9 @@ def keys_seen(predicate, T, S, **context):
     return y[:, 0].astype(int).tolist()
 
 
-def close(actual, expected, atol=6e-7, rtol=0.0):
-    """The default suits numbers near 1 in float32: ten roundings of half a unit, 6e-8 each."""
+def close(actual, expected, atol=None, rtol=None):
+    """By default to 6e-7, ten roundings of numbers near 1 in float32, half a unit each."""
+    if atol is None and rtol is None:
+        atol = 6e-7
     actual, expected = (np.asarray(x).astype(np.float64) for x in (actual, expected))
-    np.testing.assert_allclose(actual, expected, atol=atol, rtol=rtol)
+    np.testing.assert_allclose(actual, expected, atol=atol or 0, rtol=rtol or 0)
