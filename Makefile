@@ -25,9 +25,10 @@ types: $(VENV)/installed-test
 bench: $(VENV)/installed-bench
 	$(BIN)/python tests/bench $(ARGS)
 
-# Runs every notebook and stores its outputs in it.
+# Runs every notebook and stores its outputs in it, without the times, which differ from run to run.
 notebooks: $(VENV)/installed-notebooks
-	$(BIN)/jupyter execute --inplace notebooks/*.ipynb
+	$(BIN)/jupyter nbconvert --to notebook --execute --inplace \
+		--ExecutePreprocessor.record_timing=False notebooks/*.ipynb
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info
