@@ -12,7 +12,7 @@ from .errors import CompositionError
 from .kinds import Width, mistaken
 from .records import Weights
 from .run import Context
-from .term import Leaf, form
+from .term import Leaf, as_function, form
 
 __all__ = ["aggregate", "largest", "weighted_sum"]
 
@@ -47,6 +47,10 @@ class aggregate(Leaf):
     """
 
     fold: Callable[[Weights], Array] = weighted_sum
+
+    def __post_init__(self):
+        super().__post_init__()
+        as_function(self.fold, "aggregate", "a function of Weights, such as largest")
 
     def flow(self, kind: Any) -> Any:
         if kind is None:

@@ -8,9 +8,10 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .check import fit
-from .declare import compute, declare
+from .declare import compute, declare, placing
 from .errors import ParameterError
 from .kinds import show
 from .parameter import Parameter, is_parameter, over
@@ -22,15 +23,23 @@ __all__ = ["Apply", "call"]
 
 def call(term: Term, params: Any, x: Any, context: Context, execution: Any = None) -> Any:
     """`term(params, x, **context)`: check that everything fits, then run."""
-    context = {name: value for name, value in context.items() if value is not None}
     if not isinstance(params, Mapping) or x is MISSING:
+        got = "nothing" if params is MISSING else "None" if params is None else show(params)
         raise ParameterError(
             f"a term takes its parameters first and then its input, term(params, x), with "
-            f"params a dict as term.init(rng, x) makes it; {term.name} got {show(params)} first"
+            f"params a dict as term.init(rng, x) makes it; {term.name} got {got} first"
         )
+    x, context = jax.tree.map(from_numpy, (x, context))
+    context = {name: value for name, value in context.items() if value is not None}
     declared, _ = declare(term, x, context)
-    run = (execution or Apply)(params, fit(term, declared, params))
-    return term.wire(run, x, context), run.outputs
+    with placing(term, x):
+        run = (execution or Apply)(params, fit(term, declared, params))
+        return term.wire(run, x, context), run.outputs
+
+
+def from_numpy(value: Any) -> Any:
+    """NumPy arrays in the types of JAX: float64 only where it is enabled."""
+    return jnp.asarray(value) if isinstance(value, np.ndarray) else value
 
 
 class Apply(Run):

@@ -14,9 +14,10 @@ from jax import Array
 from .errors import CompositionError
 from .kinds import Width
 from .parameter import Parameter
+from .project import at_least
 from .records import Marks, Scores
 from .run import Context
-from .term import Leaf, Stage, Term, as_term, form
+from .term import Leaf, Stage, Term, as_function, form
 from .values import Source
 from .written import Write
 
@@ -104,8 +105,12 @@ class bias(Stage):
             raise CompositionError(
                 f"bias takes a function of marks, learned(shape) or read(name), not {self.what!r}"
             )
-        if not callable(self.what):
-            as_term(self.what, "bias")
+        if not isinstance(self.what, Term):
+            as_function(self.what, "bias", "a function of marks, learned(shape) or read(name)")
+
+    @property
+    def marked(self) -> bool:
+        return not isinstance(self.what, Source)
 
     @property
     def facts(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -127,7 +132,7 @@ class bias(Stage):
         if isinstance(self.what, Source):
             return score + cut(operands, marks)
         if isinstance(self.what, Bias):
-            return score + self.what.tile(operands, marks)
+            return score + self.what.tile(operands, marks).astype(score.dtype)
         return score + self.what(marks.query, marks.key)
 
     def apply(self, params: Any, x: Scores, context: Context) -> Scores:
@@ -179,7 +184,7 @@ class Alibi(Bias):
         if "head" not in context:
             raise CompositionError("alibi gives each head a slope: use it inside heads(n, …)")
         head = context["head"]
-        return jnp.asarray(alibi_slopes(head.count), jnp.float32)[head.index]
+        return jnp.asarray(alibi_slopes(head.count))[head.index]
 
     def tile(self, operands: Array, marks: Marks) -> Array:
         return -operands * jnp.abs(marks.query.position - marks.key.position)
@@ -250,6 +255,11 @@ class t5_buckets(Distances):
     count: int = 32
     reach: int = 128
     bidirectional: bool = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        at_least(4 if self.bidirectional else 2, self, count=self.count)
+        at_least(self.count // 2 + 1, self, reach=self.reach)
 
     def buckets(self) -> np.ndarray:
         apart = np.arange(-self.reach, self.reach + 1)

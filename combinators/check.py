@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 import jax.numpy as jnp
 
-from .errors import ContextError, ParameterError
+from .errors import ContextError, ParameterError, brief
 from .layers import apart
 from .parameter import is_parameter
 from .records import Range
@@ -22,9 +23,12 @@ OPTIONAL = frozenset({"rng", "positions"})
 
 def check_context(term: Term, context: Context) -> None:
     """Every name that the term reads is there, and no other."""
+    unknown = sorted(context.keys() - term.reads - OPTIONAL)
     for name in sorted(term.reads - context.keys()):
-        raise ContextError(f"{reader(term, name)!r} reads {name!r} from the context; pass {name}=…")
-    for name in sorted(context.keys() - term.reads - OPTIONAL):
+        what = f"{brief(repr(reader(term, name)))} needs {name}=… in the context"
+        close = get_close_matches(name, unknown, 1)
+        raise ContextError(f"{what}; did you mean {name} by {close[0]}?" if close else what)
+    for name in unknown:
         known = ", ".join(sorted(term.reads | OPTIONAL))
         raise ContextError(f"no stage reads {name!r}; this term knows {known}")
     positions = context.get("positions")
@@ -64,7 +68,7 @@ def misfits(declared: Any, params: Any, path: tuple[str, ...]) -> Iterator[str]:
         if isinstance(params, Mapping):
             yield f"{where} is one array of shape {declared.shape}, not a dict"
         elif jnp.shape(params) != declared.shape:
-            yield f"{where} has shape {declared.shape}, not {jnp.shape(params)}"
+            yield f"{where} should have shape {declared.shape} and has {jnp.shape(params)}"
         return
     if not isinstance(params, Mapping):
         names = ", ".join(declared)
@@ -73,6 +77,6 @@ def misfits(declared: Any, params: Any, path: tuple[str, ...]) -> Iterator[str]:
     for name in sorted(declared.keys() - params.keys()):
         yield f"{'.'.join((*path, name))} is missing"
     for name in sorted(params.keys() - declared.keys()):
-        yield f"{'.'.join((*path, name))} is left over"
+        yield f"{'.'.join((*path, name))} is none of its parameters"
     for name in sorted(declared.keys() & params.keys()):
         yield from misfits(declared[name], params[name], (*path, name))

@@ -32,7 +32,15 @@ class Compose(Term):
     parts: tuple[Term, ...]
 
     def __post_init__(self):
-        self.flow(None)
+        self.layout  # noqa: B018 - names that collide are refused here
+        try:
+            self.flow(None)
+        except TermError as error:
+            if flows(self.parts[::-1]):
+                order = compose(*self.parts)
+                hint = f"{error.reason}; compose applies the last term first: write {order!r}"
+                raise type(error)(hint, error.headline, error.pipeline) from None
+            raise
 
     word = "compose"
 
@@ -86,6 +94,17 @@ class Compose(Term):
         return x
 
 
+def flows(parts: tuple[Term, ...]) -> bool:
+    """Whether each part can read what the part before it gives."""
+    kind: Any = None
+    try:
+        for part in parts:
+            kind = part.flow(kind)
+    except TermError:
+        return False
+    return True
+
+
 Done = tuple[Term, Any, Any]
 """A stage that has run, with what it took and what it gave."""
 
@@ -132,6 +151,11 @@ class Branches(Term):
     """A form whose parts stand side by side."""
 
     parts: tuple[Term, ...]
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.layout  # noqa: B018 - names that collide are refused here
+        self.flow(None)
 
     def text(self, write: Write) -> str:
         return listed(self, self.parts, write)
@@ -185,7 +209,20 @@ class Join(Branches):
 
     def wire(self, run: Run, x: Any, context: Context) -> Any:
         values = [run.part(self, i, x, context) for i in range(len(self.parts))]
+        if len({across(value.shape, self.axis) for value in values}) > 1:
+            raise CompositionError(
+                f"join joins arrays that agree but for axis {self.axis}, and its parts give "
+                + " and ".join(show(spec(value)) for value in values)
+            )
         return jnp.concatenate(values, self.axis)
+
+
+def across(shape: tuple[int, ...], axis: int) -> tuple[int, ...] | None:
+    """The shape less one axis; None if it lacks the axis."""
+    if not -len(shape) <= axis < len(shape):
+        return None
+    axis %= len(shape)
+    return shape[:axis] + shape[axis + 1 :]
 
 
 def join(*terms: Term, axis: int = -1) -> Term:

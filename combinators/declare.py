@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -14,11 +15,12 @@ from jax import Array
 from jax.core import Tracer
 
 from .check import check_context
-from .errors import CompositionError, Line, TermError, brief
+from .errors import CompositionError, Line, ParameterError, TermError, brief
 from .kinds import show, spec
 from .parameter import Parameter, copied, is_parameter, over
 from .run import Context, Name, Run, put
-from .term import Leaf, Term
+from .term import MISSING, Leaf, Term
+from .written import place
 
 __all__ = ["Declare", "axes", "declare"]
 
@@ -70,9 +72,14 @@ class Declare(Run):
         if before != inner.outputs:
             raise CompositionError(
                 f"shared(…, name={form.label!r}) stands in two places that need different "
-                f"parameters: {before} and {inner.outputs}"
+                f"parameters: {shapes(before)} in one and {shapes(inner.outputs)} in the other"
             )
         return y
+
+
+def shapes(declared: Any) -> str:
+    """The parameters of a declaration in words."""
+    return ", ".join(f"{'.'.join(path)} {p.shape}" for path, p in walk(declared))
 
 
 def same_shape(form: Term, x: Any, y: Any) -> None:
@@ -115,12 +122,20 @@ def declare_cached(term: Term, leaves: tuple, tree: Any, float_type: Any) -> tup
 def declare(term: Term, x: Any, context: Context) -> tuple[dict[str, Any], Any]:
     """What a term learns when x goes in, and the abstract value that comes out."""
     leaves, tree = jax.tree.flatten(spec((x, context)))
-    try:
+    with placing(term, x):
         check_context(term, context)
         return declare_cached(term, tuple(leaves), tree, jnp.result_type(float))
+
+
+@contextmanager
+def placing(term: Term, x: Any) -> Iterator[None]:
+    """An error that no composition inside has placed yet belongs to the whole term."""
+    try:
+        yield
     except TermError as error:
-        line = Line(repr(term), f"{show(spec(x))} -> ?")
-        raise error.placed(f"{brief(repr(term))} cannot run", [line]) from error.__cause__
+        where = f"written at {place(*term.written)}" if term.written else ""
+        headline = f"{brief(repr(term))} cannot run on {show(spec(x))}"
+        raise error.placed(headline, [Line(repr(term), where)]) from error.__cause__
 
 
 def axes(term: Term, x: Any, **context: Any) -> dict[str, Any]:
@@ -138,10 +153,23 @@ class Init:
 
     term: Term
 
-    def __call__(self, rng: Array, x: Any, **context: Any) -> dict[str, Any]:
+    def __call__(self, rng: Any, x: Any = MISSING, **context: Any) -> dict[str, Any]:
+        leaves = jax.tree.leaves(x)
+        if not is_key(rng) or x is MISSING or all(isinstance(leaf, int) for leaf in leaves):
+            raise ParameterError(
+                "init takes a key and an input, term.init(jax.random.key(0), x), with x an array "
+                "or abstract: jax.ShapeDtypeStruct((5, 4), float)"
+            )
         declared, _ = declare(self.term, x, context)
         make = made if isinstance(rng, Tracer) else made_quickly
         return make(rng, tuple(walk(declared)))
+
+
+def is_key(value: Any) -> bool:
+    kind = getattr(value, "dtype", None)
+    return kind is not None and (
+        jnp.issubdtype(kind, jax.dtypes.prng_key) or (kind == jnp.uint32 and value.shape == (2,))
+    )
 
 
 def walk(declared: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple]:

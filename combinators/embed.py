@@ -14,7 +14,7 @@ from jax.core import Tracer
 from .errors import CompositionError
 from .kinds import Width, show
 from .parameter import Parameter
-from .project import at_least_one, floats, one_sequence, rows_at
+from .project import at_least, floats, one_sequence, rows_at
 from .records import Range
 from .run import Context, Run
 from .term import Leaf, Term, as_term, form
@@ -63,7 +63,7 @@ class embed(Leaf):
 
     def __post_init__(self):
         super().__post_init__()
-        at_least_one(self, vocabulary=self.vocabulary, width=self.width)
+        at_least(1, self, vocabulary=self.vocabulary, width=self.width)
 
     def flow(self, kind: Any) -> Any:
         super().flow(kind)
@@ -173,7 +173,7 @@ class position_embed(Leaf):
 
     def __post_init__(self):
         super().__post_init__()
-        at_least_one(self, length=self.length)
+        at_least(1, self, length=self.length)
 
     def flow(self, kind: Any) -> Any:
         super().flow(kind)

@@ -20,7 +20,7 @@ from .kinds import mistaken
 from .predicates import as_predicate
 from .records import Entries, Marks, Range, Rows, Scores
 from .run import Context
-from .term import Leaf, form, spread
+from .term import Leaf, form, side_by_side, spread
 
 __all__ = ["mask"]
 
@@ -28,7 +28,17 @@ __all__ = ["mask"]
 """A query sees the keys at its own position and before."""
 
 
-def check_table(name: str, table: Any) -> None:
+def check_fits(what: str, shape: tuple[int, ...], table: tuple[int, int]) -> None:
+    if len(shape) > 2 or any(
+        n not in (1, m) for n, m in zip(shape[::-1], table[::-1], strict=False)
+    ):
+        raise CompositionError(
+            f"a mask over {table[0]} queries and {table[1]} keys has shape {table}, where 1 counts "
+            f"for all; {what} gives {shape}"
+        )
+
+
+def check_table(name: str, table: Any, shape: tuple[int, int]) -> None:
     if jnp.result_type(table) != jnp.bool_:
         raise CompositionError(
             f"a mask is boolean, True = may attend; {name} is {jnp.result_type(table)}: pass "
@@ -39,6 +49,7 @@ def check_table(name: str, table: Any) -> None:
             f"a mask of one sequence and head has shape (T, S); {name} has {jnp.shape(table)}: map "
             f"it together with x, each(term), or give each head its own, heads(n, f, {name}=…)"
         )
+    check_fits(f"read({name!r})", jnp.shape(table), shape)
 
 
 @form
@@ -60,6 +71,8 @@ class mask(Leaf):
     def __post_init__(self):
         super().__post_init__()
         object.__setattr__(self, "predicate", as_predicate(self.predicate))
+
+    marked = True
 
     @property
     def facts(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -86,15 +99,20 @@ class mask(Leaf):
     def apply(self, params: Mapping[str, Array], x: Any, context: Context) -> Any:
         if not isinstance(x, (Entries, Scores)):
             raise CompositionError(mistaken(self, "scores", x))
-        for name in self.predicate.tables:
-            check_table(name, context[name])
-        visible = self.visible(spread(self, x.marks, context))
+        if x.marks is None:
+            raise side_by_side(self)
         shape = (x.marks.query.length, x.marks.key.length)
-        if visible.ndim > 2 or np.broadcast_shapes(visible.shape, shape) != shape:
-            raise CompositionError(
-                f"a mask over {shape[0]} queries and {shape[1]} keys has shape {shape}, where 1 "
-                f"counts for all; {self.predicate!r} gives {visible.shape}"
-            )
+        for name in self.predicate.tables:
+            check_table(name, context[name], shape)
+        for name in self.predicate.each_row:
+            if not jnp.ndim(context[name]):
+                raise CompositionError(
+                    f"{name} has one entry per row, and here it is a single number; jax.vmap maps "
+                    f"every keyword over its first axis: each(term, fixed=({name!r},)) keeps it "
+                    "whole"
+                )
+        visible = self.visible(spread(self, x.marks, context))
+        check_fits(repr(self.predicate), visible.shape, shape)
         visible = jnp.broadcast_to(visible, shape)
         all_seen, all_see = self.diagonal(x.marks)
         if x.visible is not None:

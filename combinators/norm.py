@@ -100,7 +100,7 @@ class dropout(Leaf):
 
     def __post_init__(self):
         super().__post_init__()
-        if not 0 <= self.rate < 1:
+        if not isinstance(self.rate, (int, float)) or not 0 <= self.rate < 1:
             raise CompositionError(
                 f"rate is the probability of dropping, 0 <= rate < 1, not {self.rate!r}"
             )

@@ -19,7 +19,7 @@ from .errors import CompositionError
 from .kinds import Width, mistaken, show
 from .records import Scores, Weights, kept
 from .run import Context
-from .term import Leaf, Term, as_term, form
+from .term import Leaf, as_function, form
 from .values import pointwise
 from .written import Write, reference
 
@@ -121,12 +121,15 @@ def lowest(score: Array) -> Any:
     return jnp.finfo(score.dtype).min
 
 
+UNSEEN = -1000.0
+"""Relative to the largest score of a row: its exponential is exactly 0, in float64 as well."""
+
+
 @form
 class Softmax(Streaming):
     """exp(x) / sum of exp(x), computed relative to the largest visible score.
 
-    Hidden scores are taken as the lowest number, whose exponential relative to any other is
-    exactly 0: one selection, and the rest is what XLA fuses with the product that follows.
+    A hidden score counts as one so far below the largest that its exponential is exactly 0.
     """
 
     def text(self, write: Write) -> str:
@@ -136,7 +139,7 @@ class Softmax(Streaming):
         return largest_visible(score, visible)
 
     def weigh(self, score: Array, visible: Array | None, reference: Array) -> Array:
-        return jnp.exp(shown(score, visible, lowest(score)) - reference[:, None])
+        return jnp.exp(shown(score - reference[:, None], visible, UNSEEN))
 
     def rescale(self, old: Array, new: Array) -> Array:
         return jnp.exp(old - new)
@@ -186,13 +189,9 @@ class normalize(Leaf):
 
     def __post_init__(self):
         super().__post_init__()
-        fits = isinstance(self.how, (pointwise, RowNormalizer))
-        if not fits and (isinstance(self.how, (type, Term)) or not callable(self.how)):
-            as_term(self.how, "normalize")
-            raise CompositionError(
-                f"normalize takes a normalizer such as softmax, pointwise(fn), or a function of "
-                f"(score, visible); not {self.how!r}"
-            )
+        if not isinstance(self.how, (pointwise, RowNormalizer)):
+            takes = "a normalizer such as softmax, pointwise(fn), or a function of (score, visible)"
+            as_function(self.how, "normalize", takes)
 
     def text(self, write: Write) -> str:
         return f"normalize({reference(self.how)})"

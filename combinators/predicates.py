@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast, dataclass_transform
 from jax import Array
 
 from .errors import CompositionError
-from .project import at_least_one
+from .project import at_least
 from .records import Rows
 from .values import read
 from .written import reference
@@ -38,6 +38,9 @@ class Predicate:
 
     rows: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     tables: tuple[str, ...] = ()
+    """Context that is a whole table, (T, S)."""
+    each_row: tuple[str, ...] = ()
+    """Context that has one entry per row, where a single number cannot be meant."""
 
     def __call__(self, query: Rows, key: Rows) -> Array:
         raise NotImplementedError(f"{type(self).__name__} does not define __call__")
@@ -50,6 +53,9 @@ class Predicate:
 
     def __invert__(self) -> Predicate:
         return Not(self)
+
+    def __bool__(self) -> bool:
+        raise CompositionError("predicates combine with &, | and ~, not with and, or and not")
 
     __rand__ = __and__
     __ror__ = __or__
@@ -78,6 +84,10 @@ class Pair(Predicate):
     @property
     def tables(self):
         return self.first.tables + self.second.tables
+
+    @property
+    def each_row(self):
+        return self.first.each_row + self.second.each_row
 
 
 @value
@@ -109,6 +119,10 @@ class Not(Predicate):
     @property
     def tables(self):
         return self.inner.tables
+
+    @property
+    def each_row(self):
+        return self.inner.each_row
 
     def __call__(self, query: Rows, key: Rows) -> Array:
         return ~self.inner(query, key)
@@ -158,7 +172,7 @@ class window(Predicate):
     width: int
 
     def __post_init__(self):
-        at_least_one(self, width=self.width)
+        at_least(1, self, width=self.width)
 
     def __call__(self, query: Rows, key: Rows) -> Array:
         apart = query.position - key.position
@@ -171,6 +185,9 @@ class prefix(Predicate):
 
     length: int
 
+    def __post_init__(self):
+        at_least(0, self, length=self.length)
+
     def __call__(self, query: Rows, key: Rows) -> Array:
         return (key.position < self.length) | (key.position <= query.position)
 
@@ -182,7 +199,7 @@ class dilated(Predicate):
     step: int
 
     def __post_init__(self):
-        at_least_one(self, step=self.step)
+        at_least(1, self, step=self.step)
 
     def __call__(self, query: Rows, key: Rows) -> Array:
         return (query.position - key.position) % self.step == 0
@@ -195,7 +212,7 @@ class block_causal(Predicate):
     size: int
 
     def __post_init__(self):
-        at_least_one(self, size=self.size)
+        at_least(1, self, size=self.size)
 
     def __call__(self, query: Rows, key: Rows) -> Array:
         return key.position // self.size <= query.position // self.size
@@ -212,6 +229,10 @@ class same(Predicate):
     @property
     def rows(self):
         return (self.query_name,), (self.key_name or self.query_name,)
+
+    @property
+    def each_row(self):
+        return (self.query_name, self.key_name or self.query_name)
 
     def __call__(self, query: Rows, key: Rows) -> Array:
         return query[self.query_name] == key[self.key_name or self.query_name]

@@ -46,7 +46,7 @@ class linear(Leaf):
 
     def __post_init__(self):
         super().__post_init__()
-        at_least_one(self, width=self.width)
+        at_least(1, self, width=self.width)
 
     def flow(self, kind: Any) -> Any:
         super().flow(kind)
@@ -167,7 +167,7 @@ class slots(Leaf):
 
     def __post_init__(self):
         super().__post_init__()
-        at_least_one(self, count=self.count)
+        at_least(1, self, count=self.count)
 
     def flow(self, kind: Any) -> Any:
         if isinstance(kind, Entries):
@@ -225,8 +225,10 @@ def floats(term: Term, x: Any) -> None:
         raise CompositionError(f"{term.name} takes vectors and gets a single number")
 
 
-def at_least_one(term: Any, **numbers: Any) -> None:
+def at_least(least: int, term: Any, **numbers: Any) -> None:
     word = getattr(term, "name", type(term).__name__)
     for name, number in numbers.items():
-        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            raise CompositionError(f"{name} of {word} is an integer of at least 1, not {number!r}")
+        if not isinstance(number, int) or isinstance(number, bool) or number < least:
+            raise CompositionError(
+                f"{name} of {word} is an integer of at least {least}, not {number!r}"
+            )

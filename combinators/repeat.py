@@ -12,7 +12,7 @@ from jax import Array
 
 from .errors import CompositionError
 from .kinds import Width, show, spec
-from .project import at_least_one
+from .project import at_least
 from .run import Context, Run
 from .term import Term, as_term, form
 from .wrap import Wrapper
@@ -40,12 +40,13 @@ class Repeat(Term):
 
     def __post_init__(self):
         super().__post_init__()
-        at_least_one(self, count=self.count)
+        at_least(1, self, count=self.count)
         if self.count % len(self.parts):
             raise CompositionError(
                 f"repeat makes whole patterns: {self.count} blocks do not divide into patterns of "
                 f"{len(self.parts)}"
             )
+        self.flow(None)
 
     @property
     def repeats(self) -> int:
@@ -174,7 +175,8 @@ class Copies(Term):
 
     def __post_init__(self):
         super().__post_init__()
-        at_least_one(self, count=self.count)
+        at_least(1, self, count=self.count)
+        self.flow(None)
         for name, values in self.given_values:
             if len(values) != self.count:
                 raise CompositionError(

@@ -12,10 +12,10 @@ from jax import Array
 from .errors import CompositionError
 from .kinds import Width, mistaken, show
 from .parameter import Parameter
-from .project import at_least_one, fan_in
+from .project import at_least, fan_in
 from .records import Entries, Scores, kept
 from .run import Context
-from .term import Leaf, Term, as_term, form
+from .term import Leaf, Term, as_function, form
 from .values import pointwise
 from .written import Write, reference
 
@@ -112,7 +112,7 @@ class additive(Leaf):
 
     def __post_init__(self):
         super().__post_init__()
-        at_least_one(self, hidden=self.hidden)
+        at_least(1, self, hidden=self.hidden)
 
     def parameters(self, x: Any) -> dict[str, Parameter]:
         query, key = x
@@ -185,8 +185,9 @@ class score(Leaf):
 
     def __post_init__(self):
         super().__post_init__()
-        if isinstance(self.function, type) or not callable(self.function):
-            as_term(self.function, "score")
+        if not isinstance(self.function, Leaf):
+            takes = "a function of a query tile and a key tile, such as scaled_dot"
+            as_function(self.function, "score", takes)
         if isinstance(self.function, Term) and self.options:
             raise CompositionError("score passes keywords to plain functions, not to terms")
 

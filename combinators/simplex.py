@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from .normalize import RowNormalizer, largest_visible, shown, softmax
-from .project import at_least_one
+from .project import at_least
 from .term import form
 from .written import Write
 
@@ -24,7 +24,7 @@ class Sparsemax(RowNormalizer):
     def weights(self, score: Array, visible: Array | None) -> Array:
         # Relative to the largest, a score at or below -1 has weight 0, and so has a hidden one.
         z = shown(score, visible, 0) - largest_visible(score, visible)[:, None]
-        z = shown(z, visible, -2)
+        z = jnp.maximum(shown(z, visible, -2), -2)
         ordered = -jnp.sort(-z, -1)
         rank = jnp.arange(1, z.shape[-1] + 1, dtype=z.dtype)
         total = jnp.cumsum(ordered, -1)
@@ -42,7 +42,7 @@ class Entmax15(RowNormalizer):
 
     def weights(self, score: Array, visible: Array | None) -> Array:
         z = (shown(score, visible, 0) - largest_visible(score, visible)[:, None]) / 2
-        z = shown(z, visible, -2)
+        z = jnp.maximum(shown(z, visible, -2), -2)
         ordered = -jnp.sort(-z, -1)
         rank = jnp.arange(1, z.shape[-1] + 1, dtype=z.dtype)
         mean = jnp.cumsum(ordered, -1) / rank
@@ -72,7 +72,7 @@ class top_k(RowNormalizer):
 
     def __post_init__(self):
         super().__post_init__()
-        at_least_one(self, count=self.count)
+        at_least(1, self, count=self.count)
 
     def weights(self, score: Array, visible: Array | None) -> Array:
         kept = foremost(score, visible, self.count)

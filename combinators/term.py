@@ -140,7 +140,7 @@ class Term(Generic[In, Out]):
 
         return Init(self)
 
-    def __call__(self, params: Mapping[str, Any], x: In = MISSING, **context: Any) -> Out:
+    def __call__(self, params: Mapping[str, Any] = MISSING, x: In = MISSING, **context: Any) -> Out:
         """Run the term: pure, so it goes into jit, vmap, grad and the rest as it is."""
         from .apply import call
 
@@ -290,6 +290,11 @@ class Stage(Leaf[Scores, Scores]):
     """
 
     @property
+    def marked(self) -> bool:
+        """Whether the tile looks at marks."""
+        return False
+
+    @property
     def facts(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The context that the tile finds in marks.query and in marks.key, by name."""
         return (), ()
@@ -320,12 +325,28 @@ class Stage(Leaf[Scores, Scores]):
 def spread(term: Any, marks: Marks | None, context: Context) -> Marks | None:
     """Marks with the facts that a stage asks for, laid along the axes of the whole table."""
     if marks is None:
-        if any(term.facts):
-            raise CompositionError(f"write {term!r} inside each branch of union: after it, keys of "
-                                   "several dictionaries stand side by side")  # fmt: skip
+        if term.marked:
+            raise side_by_side(term)
         return None
     query, key = term.facts
     return marks.read(query, key, context).spread()
+
+
+def side_by_side(term: Term) -> CompositionError:
+    """After union, rows of several dictionaries stand side by side, and marks mean nothing."""
+    return CompositionError(
+        f"write {term!r} inside each branch of union, before keys of several dictionaries stand "
+        "side by side"
+    )
+
+
+def as_function(value: Any, word: str, takes: str) -> Any:
+    """The value if it is a plain function; else an error that says what the word takes."""
+    if isinstance(value, type) and value.__module__.startswith(PACKAGE):
+        raise CompositionError(f"{value.__name__} is a word not called: write {value.__name__}(…)")
+    if isinstance(value, Term) or not callable(value):
+        raise CompositionError(f"{word} takes {takes}, not {value!r}")
+    return value
 
 
 def as_term(value: Any, where: str) -> Term:
@@ -336,8 +357,9 @@ def as_term(value: Any, where: str) -> Term:
     if not callable(value) or not name:
         fix = f"{value!r} is not a term; terms are built from words such as linear(64)"
     elif not getattr(value, "__module__", "").startswith(PACKAGE):
+        shown = name if name.isidentifier() else "…"
         fix = (
-            f"{name} is a plain function: write lift({name}), or pointwise({name}) if it acts "
+            f"{name} is a plain function: write lift({shown}), or pointwise({shown}) if it acts "
             "position by position"
         )
     else:

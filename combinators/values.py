@@ -11,9 +11,10 @@ from typing import Any
 import jax
 from jax import Array
 
+from .errors import CompositionError
 from .parameter import Initializer, Parameter
 from .run import Context
-from .term import Leaf, form
+from .term import Leaf, as_function, form
 from .written import Write, reference
 
 __all__ = ["constant", "identity", "learned", "lift", "pointwise", "read"]
@@ -33,6 +34,10 @@ class lift(Leaf):
     """
 
     function: Callable[[Any], Any]
+
+    def __post_init__(self):
+        super().__post_init__()
+        as_function(self.function, "lift", "a plain function; a term needs no lifting")
 
     def flow(self, kind: Any) -> Any:
         return None
@@ -54,6 +59,10 @@ class pointwise(Leaf):
 
     function: Callable[[Array], Array]
     label: str = ""
+
+    def __post_init__(self):
+        super().__post_init__()
+        as_function(self.function, "pointwise", "a plain function; a term needs no lifting")
 
     def text(self, write: Write) -> str:
         return self.label or f"pointwise({reference(self.function)})"
@@ -129,6 +138,11 @@ class learned(Source):
 
     shape: tuple[int, ...]
     init_with: Initializer = jax.nn.initializers.ones
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not isinstance(self.shape, tuple):
+            raise CompositionError(f"learned takes a shape such as (3,), not {self.shape!r}")
 
     def parameters(self, x: Any) -> dict[str, Parameter]:
         axes = tuple("out" if i == len(self.shape) - 1 else "in" for i in range(len(self.shape)))

@@ -194,7 +194,7 @@ def given(term: Term, **sources: Term) -> Term:
 @form
 class precision(Wrapper):
     """A term in chosen number types: `compute` for activations, `params` for what init makes,
-    `sums` for softmax, norms and products, at least float32 if not given.
+    `sums` for norms and products, at least float32 if not given.
 
     Mixed precision (Micikevicius et al. 2018) is `precision(f, compute="bfloat16")`: parameters
     stay float32 and are rounded where they are used; what comes out has the compute type.

@@ -27,7 +27,7 @@ def reference(value: Any, write: Write = repr) -> str:
         return name if home == "__main__" or home.startswith(PACKAGE) else f"{home}.{name}"
     code = getattr(value, "__code__", None)
     if isinstance(code, CodeType):
-        return f"<{code.co_name} {place(code.co_filename, code.co_firstlineno)}>"
+        return f"<{code.co_name.strip('<>')} {place(code.co_filename, code.co_firstlineno)}>"
     return repr(value)
 
 
