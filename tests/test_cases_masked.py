@@ -216,12 +216,20 @@ def test_a_mask_of_numbers_is_refused(dtype):
 
 
 def test_causal_together_with_padding_is_the_intersection():
-    q, k, v = given(4, 4)
+    """As one mask and as two in either order, whatever the padding holds; weights, too."""
+    (q, k, v), g = given(4, 4), given(4, 4, seed=1)[2]
     seen = np.tril(np.ones((4, 4), bool)) & (np.arange(4) < 3)
-    for stages in ([mask(causal & valid("lengths"))], [mask(causal), mask(valid("lengths"))]):
-        close(running(ask(*stages))(q, k, v, lengths=3), numpy64.attend(q, k, v, seen))
+    expected = numpy64.attend(q, k, v, seen)
+    slopes = numpy64.attend_slopes(g, q, k[:3], v[:3], seen[:, :3])
+    k[3], v[3] = np.nan, np.inf
+    one, other = mask(causal), mask(valid("lengths"))
+    for stages in ([mask(causal & valid("lengths"))], [one, other], [other, one]):
+        y, (dq, dk, dv) = answering(ask(*stages))(g, q, k, v, lengths=3)
+        for ours, theirs in zip((y, dq, dk[:3], dv[:3]), (expected, *slopes), strict=True):
+            close(ours, theirs, atol=2e-6)
+        assert (dk[3] == 0).all() and (dv[3] == 0).all()
         w = running(weights(*stages))(q, k, v, lengths=3)
-        close(w, numpy64.weights(q @ k.T / 2, seen))
+        close(w, numpy64.weights(q @ np.nan_to_num(k).T / 2, seen))
         np.testing.assert_array_equal(w != 0, seen)
 
 

@@ -13,6 +13,7 @@ from asking import (
     close,
     fast,
     given,
+    running,
     weights,
     zero,
 )
@@ -33,6 +34,7 @@ from combinax.combinators import (
     learned,
     log_sum_exp,
     mask,
+    multiply,
     normalize,
     pointwise,
     read,
@@ -224,6 +226,40 @@ def test_padding_reaches_nothing_however_it_is_scored(name):
     assert (dq != 0).any() or name == "largest"  # which weights are 0 is no slope of the query's
     for k[4], v[4] in [(np.nan, np.nan), (np.inf, -np.inf)]:
         jax.tree.map(np.testing.assert_array_equal, run(params, q, k, v), clean)
+
+
+FIRST, SECOND = mask(read("first")) @ score(dot), mask(read("second")) @ score(scaled_dot)
+WEIGHED = [normalize(softmax) @ FIRST, normalize(softmax) @ SECOND]
+COMBINED = {
+    "sum": WEIGHED[0] + WEIGHED[1],
+    "difference": WEIGHED[0] - WEIGHED[1],
+    "product": multiply(*WEIGHED),
+    "a number": 2.0 * WEIGHED[0] - multiply(0.5, WEIGHED[1]),
+    "sum of scores": normalize(softmax) @ (FIRST + SECOND),
+    "union": normalize(softmax) @ union(FIRST, SECOND),
+}
+
+
+@pytest.mark.parametrize("name", COMBINED)
+def test_two_masks_that_hide_different_keys(name):
+    """A value counts where a part reaches it, and key 4, which nobody sees, is NaN."""
+    q, k, v = given(4, 5)
+    k[4], v[4] = np.nan, np.nan
+    first, second = (np.random.default_rng(seed).random((4, 5)) < 0.7 for seed in (5, 6))
+    first[:, 3:], second[:, 0], second[:, 4] = False, False, False
+    y = running(aggregate() @ COMBINED[name] @ GIVEN)(q, k, v, first=first, second=second)
+    clean, values = np.nan_to_num(np.float64(q) @ k.T), np.nan_to_num(np.float64(v))
+    a, b = numpy64.weights(clean, first), numpy64.weights(clean / 2, second)
+    beside = numpy64.weights(np.hstack([clean, clean / 2]), np.hstack([first, second]))
+    expected = {
+        "sum": a + b,
+        "difference": a - b,
+        "product": a * b,
+        "a number": 2 * a - b / 2,
+        "sum of scores": numpy64.weights(1.5 * clean, first & second),
+        "union": beside[:, :5] + beside[:, 5:],
+    }
+    close(y, expected[name] @ values, atol=2e-6)
 
 
 def test_log_sum_exp_ignores_padding():
