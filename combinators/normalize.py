@@ -83,7 +83,6 @@ class Streaming(RowNormalizer):
     number for the row, over `divisor(total)`, total being the sum of the row's `weigh`. Two blocks
     of keys merge by `rescale`: what was weighed relative to one reference counts so much relative
     to another. Together they are a monoid, of which the whole table is the case of one block.
-    Rows that see nothing are left to `normalize`.
     """
 
     def reference(self, score: Array, visible: Array | None) -> Array:
@@ -99,8 +98,8 @@ class Streaming(RowNormalizer):
         raise NotImplementedError(f"{type(self).__name__} does not define rescale")
 
     def divisor(self, total: Array) -> Array:
-        """What the row's weights are divided by in the end."""
-        return total
+        """What the row's weights are divided by in the end: 1 where they are all 0."""
+        return jnp.where(total == 0, 1, total)
 
     def weights(self, score: Array, visible: Array | None) -> Array:
         weight = self.weigh(score, visible, self.reference(score, visible))
@@ -139,7 +138,9 @@ class Softmax(Streaming):
         return largest_visible(score, visible)
 
     def weigh(self, score: Array, visible: Array | None, reference: Array) -> Array:
-        return jnp.exp(shown(score - reference[:, None], visible, UNSEEN))
+        reference = reference[:, None]
+        relative = shown(score, visible, reference) - reference  # a hidden score may be anything
+        return jnp.exp(shown(relative, visible, UNSEEN))
 
     def rescale(self, old: Array, new: Array) -> Array:
         return jnp.exp(old - new)
@@ -160,9 +161,6 @@ class RowSum(Streaming):
 
     def rescale(self, old: Array, new: Array) -> Array:
         return jnp.ones_like(old)
-
-    def divisor(self, total: Array) -> Array:
-        return jnp.where(total == 0, 1, total)  # then every weight is 0, or they cancel
 
 
 softmax = Softmax()
@@ -241,7 +239,7 @@ class LogSumExp(Leaf):
             return jnp.full(x.score.shape[:1], -jnp.inf, x.score.dtype)
         largest = softmax.reference(x.score, x.visible)
         total = softmax.weigh(x.score, x.visible, largest).sum(-1)
-        value = largest + jnp.log(total)
+        value = largest + jnp.log(softmax.divisor(total))
         return value if x.awake is None else jnp.where(x.awake, value, -jnp.inf)
 
 
