@@ -296,11 +296,8 @@ def test_grouped_heads_are_heads_with_repeated_keys(groups, size):
     one = lookup @ project(
         query=2, key=shared(linear(2), across="heads"), value=shared(linear(2), across="heads")
     )
-    grouped, flat, x = (
-        heads(groups, heads(size, one)),
-        heads(groups * size, apart),
-        normal(seed, T, D),
-    )
+    grouped, flat = heads(groups, heads(size, one)), heads(groups * size, apart)
+    x = normal(1, T, D)
     params = drawn(grouped, x)
     kernels = params["heads"]["project"]
     assert kernels["query"]["kernel"].shape == (D, groups, size, 2)
