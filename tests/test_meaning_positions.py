@@ -1,11 +1,13 @@
 """The rules of meaning: the order of stages, where rows stand, and tables of any size."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy64
 import pytest
-from asking import answering, ask, close, fast, given, one, running, weights
+from asking import answering, ask, close, fast, given, one, running, weight_table, weights
 
 from combinax.combinators import (
     CompositionError,
@@ -14,18 +16,23 @@ from combinax.combinators import (
     bias,
     block_causal,
     causal,
+    compose,
     dilated,
     dot,
     each,
     embed,
     identity,
+    lift,
     mask,
+    normalize,
     position_embed,
     predicate,
     prefix,
+    project,
     read,
     rotary,
     same,
+    score,
     sinusoidal,
     softcap,
     valid,
@@ -123,10 +130,29 @@ def test_a_prefix_has_exactly_its_keys(length):
     assert seen[:, :length].all()
 
 
-def test_lengths_count_rows_and_segments_compare_numbers():
-    at = np.array([5, 6, 7, 8])  # where the queries stand does not move the keys' own places
-    seen = table(valid("lengths"), 4, 4, lengths=3, positions=at)
-    np.testing.assert_array_equal(seen, np.tile([True, True, True, False], (4, 1)))
+def own(allowed: Any, at: np.ndarray, **context) -> np.ndarray:
+    """Which rows of a sequence see which, all of them at positions of their own."""
+    score_all = compose(lift(weight_table), normalize(identity), mask(allowed), score(one))
+    term = score_all @ project(identity)
+    x = np.zeros((len(at), 1))
+    return np.asarray(fast(term)({}, x, positions=at, **context)) == 1
+
+
+def test_rows_of_one_sequence_ask_and_answer_at_their_positions():
+    at = np.array([5, 0, 2, 9])
+    np.testing.assert_array_equal(own(causal, at), at <= at[:, None])
+    near = abs(at - at[:, None]) < 4
+    np.testing.assert_array_equal(own(window(4), at), near)
+    # lengths count rows, wherever the rows stand
+    seen = own(valid("lengths"), at, lengths=3)
+    np.testing.assert_array_equal(seen, np.tile(np.arange(4) < 3, (4, 1)))
+    np.testing.assert_array_equal(own(window(4) & valid("lengths"), at, lengths=2)[:, 2:], False)
+
+
+def test_keys_from_the_context_count_from_zero():
+    """Whatever the positions of the queries; segments are compared number by number."""
+    seen = table(valid("lengths"), 4, 4, lengths=3, positions=np.array([5, 6, 7, 8]))
+    np.testing.assert_array_equal(seen, np.tile(np.arange(4) < 3, (4, 1)))
     query, key = np.array([1, 1, 2, 0]), np.array([1, 2, 2, 0, 3])
     seen = table(same("ours", "theirs"), 4, 5, ours=query, theirs=key)
     np.testing.assert_array_equal(seen, query[:, None] == key)
