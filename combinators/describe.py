@@ -21,7 +21,7 @@ from .term import Leaf, Term, as_term
 
 __all__ = ["Description", "describe"]
 
-HEADER = ("stage", "gives", "parameters", "FLOPs", "bytes", "runs")
+HEADER = ("stage", "gives", "learned", "FLOPs", "bytes", "runs")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,6 +179,7 @@ class Description:
         from rich.text import Text
 
         table = Table(show_footer=True, header_style="bold", footer_style="bold", box=None)
+        table.padding, table.pad_edge = (0, 1, 0, 0), False
         for index, (title, sum_) in enumerate(zip(HEADER, self.total.cells(), strict=True)):
             justify = "right" if index in (2, 3, 4) else "left"
             table.add_column(title, sum_, justify=justify, no_wrap=index != 1, overflow="fold")
@@ -219,10 +220,10 @@ def describe(term: Term, x: Any, **context: Any) -> Description:
 
     >>> from combinax.combinators import linear, rms_norm
     >>> print(describe(linear(3) @ rms_norm(), jax.ShapeDtypeStruct((2, 4), "float32")))
-     stage       gives   parameters  FLOPs  bytes  runs
-     rms_norm()  (2, 4)           4     34     32
-     linear(3)   (2, 3)          12     48     24
-     total                       16     82     56
+    stage      gives  learned FLOPs bytes runs
+    rms_norm() (2, 4)       4    34    32
+    linear(3)  (2, 3)      12    48    24
+    total                  16    82    56
     """
     declared, y = declare(as_term(term, "describe"), x, context)
     run = Describe({})
