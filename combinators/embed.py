@@ -40,7 +40,7 @@ def looked_up(table: Array, index: Any, what: str) -> Array:
             wrong = low if low < 0 else high
             raise CompositionError(f"{what} {wrong} is past a table of {len(table)}")
     inside = jnp.where(index < 0, len(table), index)
-    return table.at[inside].get(mode="fill", fill_value=jnp.nan)
+    return jnp.asarray(table).at[inside].get(mode="fill", fill_value=jnp.nan)
 
 
 @form
