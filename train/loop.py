@@ -75,9 +75,10 @@ def step(
 
         params′ = params + update(∇ mean(loss(params, batch, rngₛ))),  rngₛ = fold_in(rng, s)
 
-    Where the loss, a gradient, or anything that would be written is not finite, the step is
-    skipped: parameters and optimizer stay bit for bit as they were, and only the step number
-    counts on. Shapes: the tree of the state stays what it is. Raises what the loss raises.
+    Where the loss, the gradient or the new parameters are not finite (or too large to square in
+    their type), the step is skipped: parameters and optimizer stay bit for bit as they were, and
+    only the step number counts on. Shapes: the tree of the state stays what it is, and the record
+    is a float32 and a boolean. Raises what the loss raises.
     Source: Robbins and Monro 1951; skipping as in Micikevicius et al. 2018.
 
     >>> square = lambda params, batch, rng: (jnp.sum((params - batch) ** 2), 1)
@@ -94,25 +95,29 @@ def step(
     value, gradient = jax.value_and_grad(objective)(state.params)
     updates, optimizer_state = optimizer.update(gradient, state.optimizer, state.params)
     params = optax.apply_updates(state.params, updates)
-    # A finite gradient can still overflow inside the optimizer, whose moments then never recover.
-    sound = finite((value, gradient, params, optimizer_state))
+    # Squares, because they are what overflows first: in the moments of Adam, and for good.
+    squares = optax.tree.norm(gradient, squared=True) + optax.tree.norm(params, squared=True)
+    sound = jnp.isfinite(value + squares)
     after = State(params, optimizer_state, state.step, state.rng)
     kept = jax.tree.map(lambda new, old: jnp.where(sound, new, old), after, state)
-    return kept._replace(step=state.step + 1), Record(value, ~sound)
+    return kept._replace(step=state.step + 1), Record(value.astype(jnp.float32), ~sound)
 
 
-def finite(tree: Any) -> Array:
-    """Whether every float in a tree is finite."""
-    leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
-    return jnp.array([jnp.isfinite(x).all() for x in leaves]).all()
-
-
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jax.jit, static_argnums=(0, 1))
 def dispatch(
-    loss: Loss, optimizer: optax.GradientTransformation, count: int, state: State, batches: Batch
+    loss: Loss, optimizer: optax.GradientTransformation, state: State, taken: Array, batches: Batch
 ) -> tuple[State, Record]:
-    """One step for each of `count` stacked batches."""
-    return jax.lax.scan(partial(step, loss, optimizer), state, batches, count)
+    """One step for each of the stacked batches that is to be taken."""
+
+    def idle(state: State, batch: Batch) -> tuple[State, Record]:
+        return state, Record(jnp.zeros((), jnp.float32), jnp.zeros((), bool))
+
+    def one(state: State, row: tuple[Array, Batch]) -> tuple[State, Record]:
+        # As a branch, a step is compiled by itself, so that its rounding does not depend on how
+        # many stand around it; and a last, shorter dispatch needs no program of its own.
+        return jax.lax.cond(row[0], partial(step, loss, optimizer), idle, state, row[1])
+
+    return jax.lax.scan(one, state, (taken, batches))
 
 
 def fit(
@@ -153,17 +158,17 @@ def fit(
         )
     state, records, stopped = start(optimizer, params, rng), [], False
     spans = [range(s, steps)[:steps_per_dispatch] for s in range(0, steps, steps_per_dispatch)]
-    feed = ((span, stacked(batches, span)) for span in spans)
+    feed = ((span, *stacked(batches, span, len(spans[0]))) for span in spans)
     try:
         ready = next(feed, None)
         while ready is not None:
-            span, rows = ready
+            span, taken, rows = ready
             # The state is not donated: an interrupt in here would leave nothing to keep.
-            after, record = dispatch(loss, optimizer, len(span), state, rows)
+            after, record = dispatch(loss, optimizer, state, taken, rows)
             records.append(record)
             state = after
             ready = next(feed, None)
-            report(span.start, jax.device_get(record))
+            report(span.start, Record(*(part[: len(span)] for part in jax.device_get(record))))
     except KeyboardInterrupt:
         stopped = True
     nothing = Record(np.zeros(0, np.float32), np.zeros(0, bool))
@@ -172,8 +177,11 @@ def fit(
     return state.params, History(losses, tuple(np.flatnonzero(skipped).tolist()), stopped)
 
 
-def stacked(batches: Callable[[int], Batch], span: range) -> Batch:
-    return jax.tree.map(lambda *rows: np.stack(rows), *map(batches, span))
+def stacked(batches: Callable[[int], Batch], span: range, size: int) -> tuple[np.ndarray, Batch]:
+    """The batches of a span on a new first axis, the last one repeated to size; which to take."""
+    drawn = [batches(step) for step in span]
+    rows = jax.tree.map(lambda *rows: np.stack(rows), *drawn, *drawn[-1:] * (size - len(span)))
+    return np.arange(size) < len(span), rows
 
 
 class Speed(ProgressColumn):

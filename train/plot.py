@@ -127,7 +127,7 @@ def mosaic(rows: np.ndarray, title: str) -> Panel:
     side, across = math.isqrt(rows.shape[1]), 8
 
     def draw(axes: Any) -> None:
-        scaled = rows / np.abs(rows).max(1, keepdims=True)
+        scaled = rows / np.maximum(np.abs(rows).max(1, keepdims=True), 1e-30)
         tiles = np.zeros((across * across, side + 1, side + 1), rows.dtype)
         tiles[: len(rows), :side, :side] = scaled.reshape(-1, side, side)
         whole = tiles.reshape(across, across, side + 1, side + 1).transpose(0, 2, 1, 3)
