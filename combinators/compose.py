@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from .errors import CompositionError, Line, TermError, brief
 from .kinds import Width, show, spec
 from .lookup import Lookup, segments
+from .records import Weights
 from .run import Context, Run
 from .term import Export, Leaf, Term, as_term, form
 from .values import identity
@@ -36,7 +37,7 @@ class Compose(Term):
         try:
             self.flow(None)
         except TermError as error:
-            if flows(self.parts[::-1]):
+            if answers(self.parts[::-1]):
                 order = compose(*self.parts)
                 hint = f"{error.reason}; compose applies the last term first: write {order!r}"
                 raise type(error)(hint, error.headline, error.pipeline) from None
@@ -94,15 +95,15 @@ class Compose(Term):
         return x
 
 
-def flows(parts: tuple[Term, ...]) -> bool:
-    """Whether each part can read what the part before it gives."""
-    kind: Any = None
+def answers(parts: tuple[Term, ...]) -> bool:
+    """Whether the parts in this order are a lookup that ends in an array."""
+    kinds: list[Any] = [None]
     try:
         for part in parts:
-            kind = part.flow(kind)
+            kinds.append(part.flow(kinds[-1]))
     except TermError:
         return False
-    return True
+    return isinstance(kinds[-1], Width) and any(isinstance(kind, Weights) for kind in kinds)
 
 
 Done = tuple[Term, Any, Any]
