@@ -1,0 +1,640 @@
+"""Slips, and what is said about them: one for every error that the language raises.
+
+A slip is a name, what somebody writes, the kind of error, and words of its text.
+"""
+# ruff: noqa: F403, F405
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from combinax import models
+from combinax.combinators import *
+
+KEY = jax.random.key(0)
+X = jnp.ones((5, 4))
+BATCH = jnp.ones((3, 5, 4))
+TOKENS = jnp.arange(5)
+PROJECTED = project(3)
+SCORED = score(dot) @ PROJECTED
+WEIGHED = normalize(softmax) @ SCORED
+HEAD = aggregate() @ WEIGHED
+SEGMENTED = normalize(softmax) @ mask(same("segments")) @ SCORED
+
+
+class Slip(NamedTuple):
+    write: Callable[[], Any]
+    text: str
+    error: type[TermError] = CompositionError
+
+
+def run(term: Term, x: Any = X, **context: Any) -> Any:
+    """Make the parameters and call the term."""
+    facts = {name: value for name, value in context.items() if name != "rng"}
+    return term(term.init(KEY, x, **facts), x, **context)
+
+
+def called(params: Any, term: Term = linear(3), x: Any = X) -> Any:
+    return term(params, x)
+
+
+def broken(x):
+    return x @ jnp.ones((7, 7))
+
+
+def apart(query, key):
+    return query.position - key.position
+
+
+def narrow(query, key):
+    return jnp.ones((query.position.shape[0], 4), bool)
+
+
+def first_column(score, visible):
+    return score[:, :1]
+
+
+def first_value(entries):
+    return entries.replace(value=entries.value[:, :1])
+
+
+def two_columns(x):
+    return x[:, :2]
+
+
+def first_row(x):
+    return x[0]
+
+
+# Known when written.
+WRITTEN: dict[str, Slip] = {
+    # a wrong order of words
+    "normalize before score": Slip(
+        lambda: normalize(softmax) @ project(4),
+        "normalize takes scores and gets entries; score(…) turns entries into scores",
+    ),
+    "score after normalize": Slip(
+        lambda: score(dot) @ normalize(softmax),
+        "score takes entries and gets weights; score comes right after project(…) or slots(…)",
+    ),
+    "score of an array": Slip(
+        lambda: score(dot) @ linear(3),
+        "score takes entries and gets an array; project(…) or slots(…) turn an array into entries",
+    ),
+    "mask after normalize": Slip(
+        lambda: mask(causal) @ WEIGHED,
+        "mask takes scores and gets weights; it stands before normalize: "
+        "normalize(…) @ mask(…) @ score(…)",
+    ),
+    "bias before score": Slip(
+        lambda: bias(alibi) @ project(3),
+        "bias takes scores and gets entries; score(…) turns entries into scores",
+    ),
+    "aggregate before normalize": Slip(
+        lambda: aggregate() @ SCORED,
+        "aggregate takes weights and gets scores; normalize(…) turns scores into weights",
+    ),
+    "linear after project": Slip(
+        lambda: linear(3) @ project(3),
+        "linear takes an array and gets entries; aggregate() @ normalize(…) @ score(…) turns "
+        "entries into an array",
+    ),
+    "norm after normalize": Slip(
+        lambda: rms_norm() @ WEIGHED,
+        "rms_norm takes an array and gets weights; aggregate() turns weights into an array",
+    ),
+    "softmax of scores": Slip(
+        lambda: softmax @ SCORED, "softmax acts on arrays; on scores write normalize(softmax)"
+    ),
+    "log-sum-exp of weights": Slip(
+        lambda: log_sum_exp @ WEIGHED, "log_sum_exp takes scores and gets weights"
+    ),
+    "sink of scores": Slip(lambda: sink() @ SCORED, "sink takes entries and gets scores"),
+    "keys of an array": Slip(
+        lambda: models.keys() @ linear(3), "keys takes entries, as project(…) or slots(…) give them"
+    ),
+    "left to right": Slip(
+        lambda: compose(project(3), score(dot), normalize(softmax), aggregate()),
+        "compose applies the last term first: write compose(aggregate(), normalize(softmax), "
+        "score(dot), project(3))",
+    ),
+    # widths that do not meet
+    "query and key": Slip(
+        lambda: score(scaled_dot) @ project(query=64, key=32, value=64),
+        "a dot product needs query and key of one width; the query has 64, the key 32",
+    ),
+    "sum of widths": Slip(
+        lambda: linear(3) + linear(7),
+        "add combines values of one shape, and its parts give (…, 3) and (…, 7)",
+    ),
+    "sum of scores and weights": Slip(
+        lambda: score(dot) + normalize(softmax) @ score(dot),
+        "add combines values of one shape, and its parts give scores",
+    ),
+    "repeated width": Slip(
+        lambda: repeat(2, linear(3)) @ linear(4),
+        "a repeated block gives back the shape it takes; this one turns (…, 4) into (…, 3)",
+    ),
+    "tied width": Slip(
+        lambda: tied(embed(9, 4), linear(3)),
+        "tied scores vectors with the table of embed(9, 4), so the body has to end with width 4; "
+        "it ends with 3",
+    ),
+    "heads of scores": Slip(
+        lambda: heads(2, SCORED), "heads joins arrays, and its term gives scores"
+    ),
+    "union of entries": Slip(
+        lambda: union(identity, score(dot)) @ project(3),
+        "union joins scores, and a part gives query",
+    ),
+    "project of scores": Slip(
+        lambda: project(query=SCORED, key=3, value=3) @ linear(3),
+        "query of project must be an array, not scores",
+    ),
+    "parallel of a fanout": Slip(
+        lambda: parallel(silu, silu, silu) @ fanout(silu, silu),
+        "parallel of 3 takes a tuple of 3 and gets (anything; anything)",
+    ),
+    "pick past a tuple": Slip(
+        lambda: pick(2) @ fanout(silu, silu), "pick(2) cannot select from a tuple of 2"
+    ),
+    # heads that do not divide
+    "heads of a width": Slip(
+        lambda: models.multi_head(10, 4), "a width of 10 does not divide into 4 heads"
+    ),
+    "groups of heads": Slip(
+        lambda: models.grouped_heads(16, 4, 3),
+        "a number of heads of 4 does not divide into 3 groups",
+    ),
+    # a word not called, a plain function, something else
+    "a word": Slip(
+        lambda: linear(3) @ rms_norm,  # type: ignore[operator]
+        "compose joins terms, and rms_norm is a word not called: write rms_norm()",
+    ),
+    "a word first": Slip(
+        lambda: rms_norm @ linear(3),  # type: ignore[operator]
+        "rms_norm is a word not called: write rms_norm()",
+    ),
+    "a word with arguments": Slip(
+        lambda: identity + linear,  # type: ignore[operator]
+        "add joins terms, and linear is a word not called: write linear(…)",
+    ),
+    "a word that is a function": Slip(
+        lambda: heads(4, project),  # type: ignore[arg-type]
+        "heads joins terms, and project is a word not called: write project(…)",
+    ),
+    "a normalizer": Slip(lambda: normalize(top_k), "top_k is a word not called: write top_k(…)"),
+    "a score": Slip(
+        lambda: score(bilinear),  # type: ignore[arg-type]
+        "bilinear is a word not called: write bilinear(",
+    ),
+    "a bias": Slip(lambda: bias(relative), "relative is a word not called: write relative(…)"),
+    "a predicate": Slip(lambda: mask(window), "window is a predicate not called: write window(…)"),
+    "a plain function": Slip(
+        lambda: jnp.sin @ linear(3),  # type: ignore[operator]
+        "compose joins terms, and sin is a plain function: write lift(sin), or pointwise(sin) if "
+        "it acts position by position",
+    ),
+    "a lambda": Slip(
+        lambda: linear(3) @ (lambda x: x),  # type: ignore[operator]
+        "<lambda> is a plain function: write lift(…), or pointwise(…)",
+    ),
+    "a number": Slip(
+        lambda: linear(3) @ 3,  # type: ignore[operator]
+        "compose joins terms, and 3 is not a term; terms are built from words such as linear(64)",
+    ),
+    "nothing to repeat": Slip(lambda: repeat(3), "repeat takes the term to repeat: repeat(n, f)"),
+    "a named score": Slip(
+        lambda: score("dot"),  # type: ignore[arg-type]
+        "score takes a function of a query tile and a key tile, such as scaled_dot, not 'dot'",
+    ),
+    "a named normalizer": Slip(
+        lambda: normalize("softmax"),
+        "normalize takes a normalizer such as softmax, pointwise(fn), or a function of (score, "
+        "visible), not 'softmax'",
+    ),
+    "a linear normalizer": Slip(lambda: normalize(linear(3)), "(score, visible), not linear(3)"),
+    "a number as bias": Slip(
+        lambda: bias(3.0), "bias takes a function of marks, learned(shape) or read(name), not 3.0"
+    ),
+    "a linear bias": Slip(
+        lambda: bias(linear(3)),
+        "bias takes a function of marks, learned(shape) or read(name), not linear(3)",
+    ),
+    "a normalizer as fold": Slip(
+        lambda: aggregate(softmax),  # type: ignore[arg-type]
+        "aggregate takes a function of Weights, such as largest, not softmax",
+    ),
+    "a lifted term": Slip(
+        lambda: lift(softmax), "lift takes a plain function, and softmax is a term already"
+    ),
+    "a number as mask": Slip(
+        lambda: mask(0.5),
+        "a mask is a predicate such as causal, a boolean function of marks, or read(name), True = "
+        "may attend; not 0.5",
+    ),
+    "a number and a predicate": Slip(
+        lambda: causal & np.int32(3),
+        "a mask is a predicate such as causal, a boolean function of marks, or read(name), True = "
+        "may attend; not an array of int32",
+    ),
+    "and": Slip(
+        lambda: causal and window(3),
+        "predicates combine with &, | and ~, not with and, or and not",
+    ),
+    "a product": Slip(
+        lambda: silu @ linear(3) * linear(3) @ linear(4),
+        "write multiply(f, g) for a product of terms: Python gives * and @ one precedence, so "
+        "f * g @ h would be read as (f * g) @ h",
+    ),
+    # arrays in terms
+    "an array as bias": Slip(
+        lambda: bias(jnp.ones((3, 3))),
+        "bias got an array for what, and terms hold no arrays: what is learned is a parameter "
+        "(learned(shape)), any other array is context (read(name))",
+    ),
+    "an array as mask": Slip(
+        lambda: mask(np.tril(np.ones((3, 3), bool))), "mask got an array for predicate"
+    ),
+    # numbers out of range
+    **{
+        f"{number} of {word}, {got}": Slip(
+            write, f"{number} of {word} is an integer of at least 1, not {got}"
+        )
+        for word, number, got, write in [
+            ("linear", "width", "0", lambda: linear(0)),
+            ("linear", "width", "2.5", lambda: linear(2.5)),  # type: ignore[arg-type]
+            ("embed", "vocabulary", "0", lambda: embed(0, 3)),
+            ("heads", "count", "0", lambda: heads(0, linear(3))),
+            ("copies", "count", "True", lambda: copies(True, linear(3))),
+            ("repeat", "count", "-1", lambda: linear(3) ** -1),
+            ("slots", "count", "0", lambda: slots(0)),
+            ("top_k", "count", "0", lambda: top_k(0)),
+            ("window", "width", "0", lambda: window(0)),
+            ("dilated", "step", "0", lambda: dilated(0)),
+            ("block_causal", "size", "0", lambda: block_causal(0)),
+            ("additive", "hidden", "0", lambda: additive(0)),
+            ("position_embed", "length", "0", lambda: position_embed(0)),
+        ]
+    },
+    "a prefix": Slip(lambda: prefix(-1), "length of prefix is an integer of at least 0, not -1"),
+    "buckets": Slip(
+        lambda: t5_buckets(1), "count of t5_buckets is an integer of at least 4, not 1"
+    ),
+    "a shape": Slip(
+        lambda: learned(3),  # type: ignore[arg-type]
+        "learned takes a shape such as (3,), not 3",
+    ),
+    "dropout": Slip(
+        lambda: dropout(1.0), "rate is the probability of dropping, 0 <= rate < 1, not 1.0"
+    ),
+    "negative dropout": Slip(lambda: dropout(-0.1), "0 <= rate < 1, not -0.1"),
+    "a soft cap": Slip(lambda: softcap(0.0), "cap is a positive number, not 0.0"),
+    "a pattern": Slip(
+        lambda: repeat(3, silu, gelu),
+        "repeat makes whole patterns: 3 blocks do not divide into patterns of 2",
+    ),
+    # names
+    "a name twice": Slip(
+        lambda: named("a", linear(3)) @ named("a", linear(3)),
+        "compose has two parts called 'a': give one another name with named('a_b', …)",
+    ),
+    "no name": Slip(lambda: named("a b", linear(3)), "named takes a name, not 'a b'"),
+    "given to none": Slip(
+        lambda: given(linear(3), memory=linear(3)),
+        "given passes 'memory' to linear(3), which reads nothing",
+    ),
+    "given out to none": Slip(
+        lambda: heads(2, linear(3) @ read("a"), slope=(1, 2)),
+        "heads gives out 'slope' to compose(linear(3), read('a')), which reads a",
+    ),
+    "given out too often": Slip(
+        lambda: copies(2, linear(3) @ read("a"), a=(1, 2, 3)),
+        "copies gives one a to each of 2 copies, and there are 3",
+    ),
+    "shared across what": Slip(
+        lambda: shared(linear(3), "head"),
+        'shared takes across="heads", across="layers", or name="…"',
+    ),
+    "precision of integers": Slip(
+        lambda: precision(linear(3), compute="int32"),
+        "precision takes float types such as 'bfloat16', not 'int32'",
+    ),
+    "tied without embed": Slip(
+        lambda: tied(linear(3), linear(3)),
+        "tied takes embed(vocabulary, width) first, not linear(3)",
+    ),
+    "pairs": Slip(
+        lambda: rotary(pairs="half"),  # type: ignore[arg-type]
+        "pairs is half_split or interleaved, not 'half'",
+    ),
+    "project twice": Slip(
+        lambda: project(3, query=3), "project takes one width or term, or query=, key= and value="
+    ),
+    "project without key": Slip(
+        lambda: project(query=3), "project has no key: give query=, key= and value="
+    ),
+    "keywords of a term": Slip(
+        lambda: score(bilinear(), scale=3), "score passes keywords to plain functions, not to terms"
+    ),
+    "axes of a parameter": Slip(
+        lambda: Parameter((2, 3), jax.nn.initializers.ones, ("in",)),
+        "a parameter of shape (2, 3) has axes ('in',)",
+    ),
+}
+
+# Known once there is an input: at init, or else at the call.
+RUN: dict[str, Slip] = {
+    "widths from context": Slip(
+        lambda: run(
+            score(scaled_dot) @ project(query=identity, key=read("m"), value=read("m")),
+            m=jnp.ones((5, 3)),
+        ),
+        "a dot product needs query and key of one width; the query has 4, the key 3",
+    ),
+    "a residual": Slip(
+        lambda: run(identity + linear(3)),
+        "add combines values of one shape, and its parts give (5, 4) and (5, 3)",
+    ),
+    "a repeated shape": Slip(
+        lambda: run(repeat(2, linear(3))),
+        "a repeated block gives back the shape and type it takes; this one turns (5, 4) into "
+        "(5, 3)",
+    ),
+    "keys without values": Slip(
+        lambda: run(project(query=3, key=3, value=linear(3) @ read("m")), m=jnp.ones((4, 3))),
+        "every key needs a value; there are 5 keys and 4 values",
+    ),
+    "tied to another width": Slip(
+        lambda: run(tied(embed(9, 4), lift(two_columns)), TOKENS),
+        "so the body has to end with width 4; it ends with 2",
+    ),
+    "a join": Slip(
+        lambda: run(join(identity, lift(first_row))),
+        "join joins arrays that agree but for axis -1, and its parts give (5, 4) and (4,)",
+    ),
+    "values of a union": Slip(
+        lambda: run(union(score(dot), score(dot) @ lift(first_value)) @ project(3)),
+        "union joins scores of the same queries over values of one width: scores (5, 5), value "
+        "(5, 3) and scores (5, 5), value (5, 1)",
+    ),
+    "a mask after a union": Slip(
+        lambda: run(mask(causal) @ union(score(dot), sink()) @ project(3)),
+        "write mask(causal) inside each branch of union, before keys of several dictionaries stand "
+        "side by side",
+    ),
+    # context
+    "missing context": Slip(
+        lambda: run(linear(3) @ read("memory")),
+        "read('memory') needs memory=… in the context",
+        ContextError,
+    ),
+    "misspelled context": Slip(
+        lambda: run(linear(3) @ read("memory"), memroy=X), "memroy", ContextError
+    ),
+    "unknown context": Slip(
+        lambda: run(linear(3), lengths=3),
+        "no stage reads 'lengths'; this term knows positions, rng",
+        ContextError,
+    ),
+    "float positions": Slip(
+        lambda: run(rotary(), positions=jnp.arange(5.0)),
+        "positions are integers, not float32",
+        ContextError,
+    ),
+    "too few positions": Slip(
+        lambda: run(rotary(), positions=jnp.arange(4)),
+        "positions has 4 entries and there are 5 rows",
+    ),
+    "mapped positions": Slip(
+        lambda: jax.vmap(rotary(), (None, 0))({}, jnp.ones((5, 5, 4)), positions=jnp.arange(5)),
+        "jax.vmap maps every keyword over its first axis: each(term, fixed=('positions',)) keeps "
+        "one whole",
+        ContextError,
+    ),
+    "mapped segments": Slip(
+        lambda: jax.vmap(SEGMENTED, (None, 0))(
+            SEGMENTED.init(KEY, X, segments=TOKENS), jnp.ones((5, 5, 4)), segments=TOKENS
+        ),
+        "segments has one entry per row, and here it is a single number; jax.vmap maps every "
+        "keyword over its first axis: each(term, fixed=('segments',)) keeps it whole",
+    ),
+    "too few segments": Slip(
+        lambda: run(SEGMENTED, segments=jnp.arange(4)),
+        "segments needs one entry for each of the 5 query rows",
+        ContextError,
+    ),
+    "context of each": Slip(
+        lambda: run(each(linear(4) @ read("m")), BATCH, m=X),
+        "each maps 3 rows together with m, which has shape (5, 4); fixed=('m',) gives it to every "
+        "row whole",
+    ),
+    "an axis of each": Slip(
+        lambda: run(each(linear(3), axis=3)), "each maps over axis 3, which (5, 4) lacks"
+    ),
+    "alibi alone": Slip(
+        lambda: run(bias(alibi) @ SCORED),
+        "alibi gives each head a slope: use it inside heads(n, …)",
+    ),
+    # masks and tables
+    "a mask of integers": Slip(
+        lambda: run(mask(read("m")) @ SCORED, m=jnp.ones((5, 5), int)),
+        "a mask is boolean, True = may attend; m is int32: pass m != 0",
+    ),
+    "a mask of floats": Slip(
+        lambda: run(mask(read("m") & causal) @ SCORED, m=jnp.ones((5, 5))),
+        "a mask is boolean, True = may attend; m is float32: pass m != 0",
+    ),
+    "a function that gives numbers": Slip(
+        lambda: run(mask(apart) @ SCORED), "a mask is boolean, True = may attend; predicate("
+    ),
+    "a mask of a batch": Slip(
+        lambda: run(mask(read("m")) @ SCORED, m=jnp.ones((2, 5, 5), bool)),
+        "a mask of one sequence and head has shape (T, S); m has (2, 5, 5): map it together with "
+        "x, each(term), or give each head its own, heads(n, f, m=…)",
+    ),
+    "a mask of one axis": Slip(
+        lambda: run(mask(read("m")) @ SCORED, m=jnp.ones(5, bool)),
+        "a mask of one sequence and head has shape (T, S); m has (5,)",
+    ),
+    "a mask of another length": Slip(
+        lambda: run(mask(read("m")) @ SCORED, m=jnp.ones((5, 4), bool)),
+        "a mask over 5 queries and 5 keys has shape (5, 5), where 1 counts for all; read('m') "
+        "gives (5, 4)",
+    ),
+    "a function of another shape": Slip(
+        lambda: run(mask(narrow) @ SCORED),
+        "a mask over 5 queries and 5 keys has shape (5, 5), where 1 counts for all; predicate(",
+    ),
+    "a bias of another shape": Slip(
+        lambda: run(bias(read("m")) @ SCORED, m=jnp.ones((2, 5, 5))),
+        "bias(read('m')) needs a table of shape (5, 5), where an axis of size 1 counts for all; it "
+        "has shape (2, 5, 5). A table per head or sequence is mapped with them: "
+        "heads(n, f, name=…), each(f)",
+    ),
+    "a score of another shape": Slip(
+        lambda: run(score(lambda query, key: query) @ PROJECTED),
+        "a score function gives one number per query and key, (5, 5); this one gives (5, 3)",
+    ),
+    "weights of another shape": Slip(
+        lambda: run(normalize(first_column) @ SCORED), "gives weights (5, 1) for scores (5, 5)"
+    ),
+    # inputs
+    "a batch": Slip(
+        lambda: run(HEAD, BATCH),
+        "query of project takes one sequence of vectors, (T, d), and gets (3, 5, 3); for a batch "
+        "write each(term)",
+    ),
+    "a batch of tokens": Slip(
+        lambda: run(position_embed(8) @ embed(9, 4), jnp.ones((3, 5), int)),
+        "position_embed takes one sequence of vectors, (T, d), and gets (3, 5, 4); for a batch "
+        "write each(term)",
+    ),
+    "a batch for slots": Slip(lambda: run(slots(3), BATCH), "for a batch write each(term)"),
+    "one vector": Slip(
+        lambda: run(HEAD, X[0]), "takes one sequence of vectors, (T, d), and gets (3,)"
+    ),
+    "one number": Slip(
+        lambda: run(linear(3), jnp.ones(())), "linear takes vectors and gets a single number"
+    ),
+    "integers": Slip(
+        lambda: run(HEAD, TOKENS[:, None]),
+        "linear takes floats and gets (5, 1) int32; embed(vocabulary, width) turns integers into "
+        "vectors",
+    ),
+    "integers for a norm": Slip(
+        lambda: run(layer_norm(), TOKENS[:, None]), "layer_norm takes floats and gets (5, 1) int32"
+    ),
+    "floats for embed": Slip(
+        lambda: run(embed(9, 2), TOKENS * 1.0), "embed takes integers and gets (5,)"
+    ),
+    "a list": Slip(lambda: run(linear(3), [X]), "linear takes an array and gets list"),
+    "a record": Slip(
+        lambda: run(linear(3), Entries(X, X, X, None)), "linear takes an array and gets entries"
+    ),
+    "an array for aggregate": Slip(
+        lambda: run(aggregate()), "aggregate takes weights and gets an array"
+    ),
+    "an array for score": Slip(lambda: run(score(dot)), "score takes entries and gets an array"),
+    "an array for normalize": Slip(
+        lambda: run(normalize(softmax)), "normalize takes scores and gets an array"
+    ),
+    "an array for mask": Slip(lambda: run(mask(causal)), "mask takes scores and gets an array"),
+    "an array for parallel": Slip(
+        lambda: run(parallel(silu, silu)), "parallel of 2 takes a tuple of 2 and gets (5, 4)"
+    ),
+    "an array for pick": Slip(lambda: run(pick(0)), "pick takes a tuple and gets (5, 4)"),
+    # positions and tokens past a table
+    "positions past": Slip(lambda: run(position_embed(3)), "position 4 is past a table of 3"),
+    "given positions past": Slip(
+        lambda: run(position_embed(8), positions=jnp.array([1, 2, 3, 4, 8])),
+        "position 8 is past a table of 8",
+    ),
+    "negative positions": Slip(
+        lambda: run(position_embed(8), positions=jnp.array([-1, 2, 3, 4, 8])),
+        "position -1 is past a table of 8",
+    ),
+    "tokens past": Slip(lambda: run(embed(3, 2), TOKENS), "token 4 is past a table of 3"),
+    "negative tokens": Slip(lambda: run(embed(9, 2), TOKENS - 1), "token -1 is past a table of 9"),
+    "an odd width": Slip(
+        lambda: run(rotary(), X[:, :3]), "waves come in pairs, so the width is even; it is 3"
+    ),
+    "rotary past the width": Slip(
+        lambda: run(rotary(width=6)), "rotary(width=6) of vectors of width 4"
+    ),
+    # parameters of another term
+    "no parameters": Slip(
+        lambda: linear(3)(X),  # type: ignore[arg-type]
+        "a term takes its parameters first and then its input, term(params, x), with params a dict "
+        "as term.init(rng, x) makes it; linear got (5, 4) first",
+        ParameterError,
+    ),
+    "arguments swapped": Slip(
+        lambda: linear(3)(X, {"kernel": jnp.ones((4, 3))}),  # type: ignore[arg-type]
+        "linear got (5, 4) first",
+        ParameterError,
+    ),
+    "no arguments": Slip(lambda: normalize(softmax()), "got nothing first", ParameterError),
+    "a list of parameters": Slip(lambda: called([X]), "linear got list first", ParameterError),
+    "parameters missing": Slip(
+        lambda: called({}),
+        "these parameters belong to another term than linear: kernel is missing",
+        ParameterError,
+    ),
+    "parameters left over": Slip(
+        lambda: called({"kernel": jnp.ones((4, 3)), "bias": jnp.ones(3)}),
+        "bias is none of its parameters",
+        ParameterError,
+    ),
+    "parameters of another shape": Slip(
+        lambda: called({"kernel": jnp.ones((5, 3))}),
+        "kernel should have shape (4, 3) and has (5, 3)",
+        ParameterError,
+    ),
+    "a dict for an array": Slip(
+        lambda: called({"kernel": {"kernel": jnp.ones((4, 3))}}),
+        "kernel is one array of shape (4, 3), not a dict",
+        ParameterError,
+    ),
+    "an array for a dict": Slip(
+        lambda: called({"linear": X, "linear_2": X}, linear(3) @ linear(3)),
+        "linear is a dict of kernel, not an array of shape (5, 4)",
+        ParameterError,
+    ),
+    "many misfits": Slip(
+        lambda: called({}, layer_norm() @ linear(2) @ linear(3)),
+        "layer_norm is missing; linear is missing; linear_2 is missing",
+        ParameterError,
+    ),
+    "more misfits than shown": Slip(
+        lambda: called({}, linear(1) @ layer_norm() @ linear(2) @ linear(3)),
+        "and 1 more",
+        ParameterError,
+    ),
+    "blocks missing": Slip(
+        lambda: stack(linear(3) ** 2, {"0": {"kernel": X}}),
+        "repeat has 2 blocks; 1 missing",
+        ParameterError,
+    ),
+    "init without key": Slip(
+        lambda: linear(3).init(0, X),
+        "init takes a key and an input, term.init(jax.random.key(0), x), with x an array or "
+        "abstract: jax.ShapeDtypeStruct((5, 4), float)",
+        ParameterError,
+    ),
+    "init without input": Slip(
+        lambda: linear(3).init(KEY), "init takes a key and an input", ParameterError
+    ),
+    "init swapped": Slip(
+        lambda: linear(3).init(X, KEY), "init takes a key and an input", ParameterError
+    ),
+    "init of a shape": Slip(
+        lambda: linear(3).init(KEY, (5, 4)), "init takes a key and an input", ParameterError
+    ),
+    "a shared name": Slip(
+        lambda: run(shared(linear(3), name="a") @ shared(linear(4), name="a")),
+        "shared(…, name='a') stands in two places that need different parameters: kernel (4, 4) in "
+        "one and kernel (4, 3) in the other",
+    ),
+    "a shared name taken": Slip(
+        lambda: run(shared(linear(3), name="linear") @ linear(4)),
+        "shared(…, name='linear') takes the name of a stage: choose another",
+    ),
+    # functions of one's own
+    "lift": Slip(
+        lambda: run(linear(3) @ lift(broken)), "raised TypeError: dot_general requires contracting"
+    ),
+    "lift of nothing": Slip(
+        lambda: run(linear(3) @ lift(lambda x: None)), "linear takes an array and gets NoneType"
+    ),
+    "an unknown option": Slip(
+        lambda: run(score(scaled_dot, scal=3) @ PROJECTED),
+        "score(scaled_dot, scal=3) raised TypeError: scaled_dot() got an unexpected keyword "
+        "argument 'scal'",
+    ),
+}
