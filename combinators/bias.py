@@ -177,6 +177,8 @@ class Alibi(Bias):
     The slopes of n heads are `alibi_slopes(n)`; it stands inside `heads(n, …)`.
     """
 
+    word = "alibi"
+
     def text(self, write: Write) -> str:
         return "alibi"
 

@@ -79,7 +79,8 @@ def mistaken(term: Term, wanted: str, kind: Any) -> str:
         (Width, "scores"): "score(…) @ project(…) turns an array into scores",
         (Width, "weights"): "normalize(…) @ score(…) @ project(…) turns an array into weights",
     }
+    sort = Width if hasattr(kind, "shape") else type(kind)
     got = {Entries: "entries", Scores: "scores", Weights: "weights", Width: "an array"}
-    name = got.get(type(kind), "a tuple" if isinstance(kind, tuple) else type(kind).__name__)
-    hint = between.get((type(kind), wanted))
+    name = got.get(sort, "a tuple" if isinstance(kind, tuple) else sort.__name__)
+    hint = between.get((sort, wanted))
     return f"{term.name} takes {wanted} and gets {name}" + (f"; {hint}" if hint else "")

@@ -17,6 +17,7 @@ from jax import Array
 
 from .errors import CompositionError
 from .kinds import Width, mistaken, show
+from .project import floats
 from .records import Scores, Weights, kept
 from .run import Context
 from .term import Leaf, as_function, form
@@ -72,6 +73,7 @@ class RowNormalizer(Leaf):
         return kind
 
     def apply(self, params: Any, x: Array, context: Context) -> Array:
+        floats(self, x)
         rows = x.reshape(-1, x.shape[-1]).astype(jnp.promote_types(x.dtype, jnp.float32))
         return self.weights(rows, None).reshape(x.shape).astype(x.dtype)
 
@@ -131,6 +133,8 @@ class Softmax(Streaming):
     A hidden score counts as one so far below the largest that its exponential is exactly 0.
     """
 
+    word = "softmax"
+
     def text(self, write: Write) -> str:
         return "softmax"
 
@@ -149,6 +153,8 @@ class Softmax(Streaming):
 @form
 class RowSum(Streaming):
     """x / sum of x: for scores that are positive already, as those of linear attention."""
+
+    word = "row_sum"
 
     def text(self, write: Write) -> str:
         return "row_sum"
@@ -225,6 +231,8 @@ class normalize(Leaf):
 @form
 class LogSumExp(Leaf):
     """log of the sum of exp over a row's visible scores: Scores -> (T,); -inf if it sees none."""
+
+    word = "log_sum_exp"
 
     def text(self, write: Write) -> str:
         return "log_sum_exp"

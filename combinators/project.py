@@ -7,7 +7,7 @@ The two sources of keys and values are the whole difference between an attention
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -145,7 +145,7 @@ def project(
 
 
 def slot_term(slot: Any) -> Term:
-    return linear(slot) if isinstance(slot, int) else as_term(slot, "project")
+    return linear(cast(int, slot)) if isinstance(slot, (int, float)) else as_term(slot, "project")
 
 
 @form

@@ -18,6 +18,8 @@ __all__ = ["entmax15", "hardmax", "sparsemax", "top_k"]
 class Sparsemax(RowNormalizer):
     """The nearest point of the simplex: max(x - τ, 0) with sum 1 (Martins and Astudillo 2016)."""
 
+    word = "sparsemax"
+
     def text(self, write: Write) -> str:
         return "sparsemax"
 
@@ -36,6 +38,8 @@ class Sparsemax(RowNormalizer):
 @form
 class Entmax15(RowNormalizer):
     """max(x/2 - τ, 0)² with sum 1: between softmax and sparsemax (Peters et al. 2019)."""
+
+    word = "entmax15"
 
     def text(self, write: Write) -> str:
         return "entmax15"
@@ -82,6 +86,8 @@ class top_k(RowNormalizer):
 @form
 class Hardmax(RowNormalizer):
     """1 for the largest visible score of a row, the earlier key first among equals, and 0 else."""
+
+    word = "hardmax"
 
     def text(self, write: Write) -> str:
         return "hardmax"

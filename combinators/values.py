@@ -37,7 +37,7 @@ class lift(Leaf):
 
     def __post_init__(self):
         super().__post_init__()
-        as_function(self.function, "lift", "a plain function; a term needs no lifting")
+        as_function(self.function, "lift", "a plain function")
 
     def flow(self, kind: Any) -> Any:
         return None
@@ -62,7 +62,7 @@ class pointwise(Leaf):
 
     def __post_init__(self):
         super().__post_init__()
-        as_function(self.function, "pointwise", "a plain function; a term needs no lifting")
+        as_function(self.function, "pointwise", "a plain function")
 
     def text(self, write: Write) -> str:
         return self.label or f"pointwise({reference(self.function)})"
