@@ -438,7 +438,9 @@ def sees(entry: Entry) -> bool:
 def test_a_row_that_sees_nothing(this):
     term, x = hidden(this.term), this.x
     if isinstance(x, Scores):
-        x = x.replace(visible=jnp.ones(x.score.shape, bool).at[1].set(False))
+        awake = jnp.arange(len(x.score)) != 1
+        visible = jnp.broadcast_to(awake[:, None], x.score.shape)
+        x = x.replace(visible=visible, awake=awake)
     assert term != this.term or x is not this.x
     moving, value = of_floats(term, (this.params, x, this.context))
 
