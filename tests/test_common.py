@@ -267,6 +267,7 @@ def test_float64_and_derivatives(this):
         fresh = jax.eval_shape(this.term.init, jax.random.key(0), x, **facts)
         assert spec(fresh) == spec(params)
         moving, value = of_floats(this.term, wide)
+        assert all(leaf.dtype == jnp.float64 for leaf in jax.eval_shape(value, moving))
         generator = np.random.default_rng(1)
         tangent = [jnp.asarray(generator.standard_normal(leaf.shape)) for leaf in moving]
         cotangent = [
@@ -281,7 +282,6 @@ def test_float64_and_derivatives(this):
             return y, pushed, pulled
 
         y, pushed, pulled = derivatives(moving, tangent, cotangent)
-        assert all(leaf.dtype == jnp.float64 for leaf in y)
         close(y, floats(this.value), 1e-4, 1e-4)
         forward, backward = inner(pushed, cotangent), inner(pulled, tangent)
         np.testing.assert_allclose(backward, forward, 1e-10, 1e-10)
