@@ -9,6 +9,7 @@ import numpy as np
 import numpy64
 import pytest
 from asking import GIVEN, NORMALIZERS, ask, close, fast, given, running, scores, weights
+from jax.extend.core import jaxprs_in_params
 
 from combinax.combinators import (
     aggregate,
@@ -46,6 +47,7 @@ HALF = ["bfloat16", "float16"]
 N = 4096
 """So many ones: in bfloat16 a running sum of them stops at 256, in float16 at 2048."""
 
+SUMS = {"dot_general", "reduce_sum", "cumsum", "add_any", "conv_general_dilated"}
 
 # Sums in at least float32, rounded once
 
@@ -62,6 +64,26 @@ def test_running_sums_are_in_float32(dtype):
         assert running(ask(how=how))(one, deep, deep).tolist() == [[1]]
     log = running(compose(log_sum_exp, score(dot), GIVEN))(one, deep, deep)
     close(log, [1 + np.log(N)], rtol=1e-6)
+
+
+def equations(jaxpr):
+    """All equations of a program, those of its inner programs included."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jaxprs_in_params(equation.params):
+            yield from equations(inner)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_no_sum_of_a_model_runs_in_a_short_type(dtype):
+    """A processor may sum wide anyway: what counts is what the program asks for."""
+    params = jax.eval_shape(MODEL.init, jax.random.key(0), TOKENS)
+    params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), params)
+    program = jax.make_jaxpr(MODEL)(params, TOKENS)
+    assert program.out_avals[0].dtype == dtype
+    sums = [e for e in equations(program.jaxpr) if e.primitive.name in SUMS]
+    assert {e.primitive.name for e in sums} >= {"dot_general", "reduce_sum"} and len(sums) > 10
+    assert {e.outvars[0].aval.dtype.name for e in sums} == {"float32"}
 
 
 @pytest.mark.parametrize("dtype", [*HALF, "float32", "float64"])
