@@ -344,9 +344,9 @@ def as_function(value: Any, word: str, takes: str) -> Any:
     """The value if it is a plain function; else an error that says what the word takes."""
     if isinstance(value, type) and value.__module__.startswith(PACKAGE):
         raise CompositionError(f"{value.__name__} is a word not called: write {value.__name__}(…)")
-    if isinstance(value, Term):
+    if isinstance(value, Term) and takes == "a plain function":
         raise CompositionError(f"{word} takes {takes}, and {value!r} is a term already")
-    if not callable(value):
+    if isinstance(value, Term) or not callable(value):
         raise CompositionError(f"{word} takes {takes}, not {value!r}")
     return value
 
