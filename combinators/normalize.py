@@ -30,6 +30,25 @@ __all__ = [
 ]  # fmt: skip
 
 
+# Functions of this module, so that terms made of them can be pickled.
+
+
+def rectified(x: Array) -> Array:
+    return jax.nn.relu(x)
+
+
+def logistic(x: Array) -> Array:
+    return jax.nn.sigmoid(x)
+
+
+def swish(x: Array) -> Array:
+    return jax.nn.silu(x)
+
+
+def tanh_gelu(x: Array) -> Array:
+    return jax.nn.gelu(x, approximate=True)
+
+
 def squared_relu(x: Array) -> Array:
     return jnp.square(jax.nn.relu(x))
 
@@ -40,17 +59,17 @@ def exact_gelu(x: Array) -> Array:
 
 # Elementwise normalizers are pointwise terms: on an array they are the activation itself.
 
-relu = pointwise(jax.nn.relu, "relu")
+relu = pointwise(rectified, "relu")
 """max(x, 0)."""
 relu_squared = pointwise(squared_relu, "relu_squared")
 """max(x, 0)² (So et al. 2021)."""
 gelu = pointwise(exact_gelu, "gelu")
 """x Φ(x), exact (Hendrycks and Gimpel 2016)."""
-gelu_tanh = pointwise(jax.nn.gelu, "gelu_tanh")
+gelu_tanh = pointwise(tanh_gelu, "gelu_tanh")
 """The tanh form of gelu (Hendrycks and Gimpel 2016)."""
-silu = pointwise(jax.nn.silu, "silu")
+silu = pointwise(swish, "silu")
 """x sigmoid(x) (Elfwing et al. 2017)."""
-sigmoid = pointwise(jax.nn.sigmoid, "sigmoid")
+sigmoid = pointwise(logistic, "sigmoid")
 """1 / (1 + exp(-x))."""
 
 
