@@ -80,7 +80,7 @@ def digits(seed: Seed = 0, steps: Steps = 1000, out: Out = Path("runs/digits")) 
 @app.command()
 def text(
     seed: Seed = 0,
-    steps: Steps = 3000,
+    steps: Steps = 1500,
     out: Out = Path("runs/text"),
     file: Annotated[
         Path | None,
