@@ -1,7 +1,10 @@
 """The three tasks at a tiny size, their pictures, and the command line."""
 
+import io
 import math
+import os
 import signal
+import sys
 from functools import partial
 
 import jax
@@ -318,8 +321,20 @@ def test_input_that_cannot_be_used(run, tmp_path, monkeypatch):
     assert code == 2 and "'bytes.txt' is not UTF-8 text" in shown
     code, shown = run("recall", "--out", "short.txt")
     assert code == 2 and "short.txt" in shown
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    code, shown = run("recall")
+    assert code == 2 and "nothing can be written to the folder 'runs/recall'" in shown
     for words in (["recall", "--steps", 0], ["recall", "--seed", -1], ["remember"]):
         assert run(*words)[0] == 2
+
+
+def test_a_terminal_that_lacks_characters(monkeypatch):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(command, "app", lambda prog_name: print("f ∘ g"))
+    command.main()
+    terminal.seek(0)
+    assert terminal.read() == "f ? g\n"
 
 
 def test_ctrl_c_keeps_what_was_trained(run, tmp_path, monkeypatch):

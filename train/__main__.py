@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import math
+import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +14,6 @@ from typing import Annotated
 import jax
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from .. import __version__
 from ..combinators import describe
@@ -29,7 +31,9 @@ app = typer.Typer(
 )
 console = Console()
 
-Seed = Annotated[int, typer.Option(min=0, help="Decides parameters, data and their order.")]
+Seed = Annotated[
+    int, typer.Option(min=0, max=2**31 - 1, help="Decides parameters, data and their order.")
+]
 Steps = Annotated[int, typer.Option(min=1, help="How many batches to learn from.")]
 Out = Annotated[Path, typer.Option(help="The folder that the picture is written to.")]
 
@@ -57,9 +61,8 @@ def recall(seed: Seed = 0, steps: Steps = 300, out: Out = Path("runs/recall")) -
     params, history = run(task, seed)
     report(task, task.evaluate(params))
     asked = task.batches(steps)[0][0]  # the first batch that was not trained on
-
     panels = plot.curve(history, "nats"), plot.lookup(plot.reading(task, params, asked))
-    console.print("picture:", plot.picture(folder / "recall.png", *panels))
+    show(plot.picture(folder / "recall.png", *panels))
 
 
 @app.command()
@@ -69,12 +72,8 @@ def digits(seed: Seed = 0, steps: Steps = 1000, out: Out = Path("runs/digits")) 
         task, folder = tasks.digits(seed, steps), made(out)
     params, history = run(task, seed)
     report(task, task.evaluate(params))
-
-    panels = (
-        plot.curve(history, "nats"),
-        plot.mosaic(params["slots"]["key"], "keys learned"),
-    )
-    console.print("picture:", plot.picture(folder / "digits.png", *panels))
+    panels = plot.curve(history, "nats"), plot.mosaic(params["slots"]["key"], "keys learned")
+    show(plot.picture(folder / "digits.png", *panels))
 
 
 @app.command()
@@ -99,10 +98,9 @@ def text(
     console.rule("a sample, after a window of held-out text")
     console.print(source.decode(drawn), markup=False, highlight=False)
     console.rule()
-
     levels = {name: bits for name, bits in measured.items() if name != "this model"}
     panel = plot.curve(history, "bits per character", math.log(2), levels)
-    console.print("picture:", plot.picture(folder / "text.png", panel))
+    show(plot.picture(folder / "text.png", panel))
 
 
 def run(task: Task, seed: int) -> tuple[Params, History]:
@@ -120,10 +118,12 @@ def run(task: Task, seed: int) -> tuple[Params, History]:
 
 
 def report(task: Task, measured: Mapping[str, float]) -> None:
-    table = Table(title=task.unit, show_header=False)
     for name, value in measured.items():
-        table.add_row(name, f"{value:.3f}")
-    console.print(table)
+        console.print(f"{name:<12}{value:8.3f} {task.unit}")
+
+
+def show(file: Path) -> None:
+    console.print(f"picture: {file}", soft_wrap=True, markup=False, highlight=False)
 
 
 @contextmanager
@@ -138,10 +138,15 @@ def refused() -> Iterator[None]:
 
 def made(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(f"nothing can be written to the folder {str(folder)!r}")
     return folder
 
 
 def main() -> None:
+    # A sample holds any characters, and no terminal that lacks some shall lose it.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     app(prog_name="combinax")
 
 
