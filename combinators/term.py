@@ -24,7 +24,7 @@ from .kinds import Width, mistaken
 from .parameter import Parameter
 from .records import Entries, Marks, Scores, Weights
 from .run import Context, Name, Run
-from .written import PACKAGE, Write, arguments, written
+from .written import PACKAGE, Write, arguments, imported, portable, written
 
 __all__ = ["Leaf", "Parameter", "Stage", "Term"]
 
@@ -105,7 +105,7 @@ class Term(Generic[In, Out]):
         return f"{self.word or type(self).__name__}({arguments(self, write)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return rebuilt, (type(self), self.fields, self.written)
+        return rebuilt, (type(self), tuple(map(portable, self.fields)), self.written)
 
     @cached_property
     def reads(self) -> frozenset[str]:
@@ -229,7 +229,7 @@ def rebuilt(cls: type[Term], fields: tuple[Any, ...], written: tuple[str, int] |
     """A term from its fields, as pickle and copy need it."""
     term = object.__new__(cls)
     for field, value in zip(dataclasses.fields(cast(Any, cls)), fields, strict=True):
-        object.__setattr__(term, field.name, value)
+        object.__setattr__(term, field.name, imported(value))
     object.__setattr__(term, "written", written)
     return term
 

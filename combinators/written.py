@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import sys
 from collections.abc import Callable
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = ["Write", "arguments", "place", "reference", "written"]
 
@@ -47,6 +48,29 @@ def public_home(value: Any, name: str) -> str | None:
         and getattr(sys.modules[module], "__dict__", {}).get(name) is value
     ]
     return min(homes, key=lambda module: (module.count("."), module), default=home)
+
+
+class Import(NamedTuple):
+    """A function by the public module that has it: jitted ones do not pickle by themselves."""
+
+    home: str
+    name: str
+
+
+def portable(value: Any) -> Any:
+    """A field of a term as it can be pickled: an importable function by its home and name."""
+    if hasattr(value, "wire") or not callable(value):
+        return value
+    name = getattr(value, "__qualname__", "")
+    home = public_home(value, name)
+    return Import(home, name) if home else value
+
+
+def imported(value: Any) -> Any:
+    """A field of a term from its portable form."""
+    if not isinstance(value, Import):
+        return value
+    return getattr(importlib.import_module(value.home), value.name)
 
 
 def arguments(term: Any, write: Write = repr) -> str:
