@@ -21,7 +21,7 @@ from .term import MISSING, Leaf, Term
 __all__ = ["Apply", "call"]
 
 
-def call(term: Term, params: Any, x: Any, context: Context, execution: Any = None) -> Any:
+def call(term: Term, params: Any, x: Any, context: Context, execution: Any) -> Any:
     """`term(params, x, **context)`: check that everything fits, then run."""
     if not isinstance(params, Mapping) or x is MISSING:
         got = "nothing" if params is MISSING else "None" if params is None else show(params)
@@ -33,7 +33,7 @@ def call(term: Term, params: Any, x: Any, context: Context, execution: Any = Non
     context = {name: value for name, value in context.items() if value is not None}
     declared, _ = declare(term, x, context)
     with placing(term, x):
-        run = (execution or Apply)(params, fit(term, declared, params))
+        run = execution(params, fit(term, declared, params))
         return term.wire(run, x, context), run.outputs
 
 

@@ -136,7 +136,7 @@ class bias(Stage):
         return score + self.what(marks.query, marks.key)
 
     def apply(self, params: Any, x: Scores, context: Context) -> Scores:
-        if isinstance(self.what, Source):
+        if isinstance(self.what, Source) and not (x.marks and x.marks.in_part):
             check_table(self, self.operands(params, context), x.score)
         return super().apply(params, x, context)
 

@@ -12,7 +12,7 @@ from jax import Array
 from .errors import CompositionError
 from .parameter import Parameter
 from .project import floats, rows_at
-from .records import Range, Weights
+from .records import Weights
 from .run import Context
 from .term import Leaf, form
 from .wrap import sums
@@ -126,14 +126,20 @@ class dropout(Leaf):
         if seed is None:
             return x
         if isinstance(x, Weights):
-            t, s = x.weight.shape
-            rows, columns = jnp.arange(t)[:, None], jnp.arange(s)
-            return x.replace(weight=self.tile(seed, x.weight, rows, columns))
+            if x.marks is None:
+                rows, columns = (jnp.arange(size) for size in x.weight.shape)
+            else:
+                rows, columns = (numbers(rows.index) for rows in (x.marks.query, x.marks.key))
+            return x.replace(weight=self.tile(seed, x.weight, rows[:, None], columns))
         floats(self, x)
         flat = x.reshape(-1, x.shape[-1])
-        position = rows_at(context if x.ndim == 2 else {}, len(flat)).position
-        rows = position.array() if isinstance(position, Range) else position
+        rows = numbers(rows_at(context if x.ndim == 2 else {}, len(flat)).position)
         return self.tile(seed, flat, rows[:, None], jnp.arange(x.shape[-1])).reshape(x.shape)
+
+
+def numbers(rows: Any) -> Array:
+    """Positions or indices as an array."""
+    return rows if isinstance(rows, Array) else rows.array()
 
 
 def mixed_bits(seed: Array, rows: Array, columns: Array) -> Array:
