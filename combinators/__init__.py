@@ -50,8 +50,8 @@ from .records import Entries, Marks, Range, Rows, Scores, Weights
 from .repeat import copies, each, heads, repeat
 from .score import additive, bilinear, cosine, distance, dot, features, scaled_dot, score
 from .simplex import entmax15, hardmax, sparsemax, top_k
-from .term import Leaf, Stage, Term
 from .stream import Partial, merge
+from .term import Leaf, Stage, Term
 from .union import sink, union
 from .values import constant, identity, learned, lift, pointwise, read
 from .wrap import given, named, precision, shared
@@ -68,7 +68,8 @@ __all__ = [
     "Predicate",
     # normalize: scores become weights
     "normalize", "softmax", "sigmoid", "relu", "relu_squared", "gelu", "gelu_tanh", "silu",
-    "row_sum", "sparsemax", "entmax15", "top_k", "hardmax", "RowNormalizer", "Streaming", "log_sum_exp",
+    "row_sum", "sparsemax", "entmax15", "top_k", "hardmax", "RowNormalizer", "Streaming",
+    "log_sum_exp",
     # aggregate: weights are applied to values
     "aggregate", "weighted_sum", "largest",
     # compose: the combining forms

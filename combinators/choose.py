@@ -10,11 +10,12 @@ import numpy as np
 
 from .apply import Apply
 from .errors import CompositionError
+from .gather import answer, planned
 from .lookup import Lookup, inner
 from .project import Project, at_least, slots
 from .records import Entries
 from .run import Context, Run
-from .stream import Streamed, answer, planned, streamed_form
+from .stream import Streamed, streamed_form
 from .term import Term, as_term, form
 from .tiles import ALL, NONE, SOME
 from .wrap import Wrapper
@@ -231,6 +232,6 @@ def streamed(term: Term, block: int | Block | None = None) -> Term:
     """
     term = as_term(term, "streamed")
     if block is not None:
-        block = (block, block) if isinstance(block, int) else tuple(block)
+        block = (block, block) if isinstance(block, int) else block
         at_least(1, term, block=min(block))
     return Stream(term, block)

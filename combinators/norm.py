@@ -12,7 +12,7 @@ from jax import Array
 from .errors import CompositionError
 from .parameter import Parameter
 from .project import floats, rows_at
-from .records import Weights
+from .records import Weights, numbers
 from .run import Context
 from .term import Leaf, form
 from .wrap import sums
@@ -135,11 +135,6 @@ class dropout(Leaf):
         flat = x.reshape(-1, x.shape[-1])
         rows = numbers(rows_at(context if x.ndim == 2 else {}, len(flat)).position)
         return self.tile(seed, flat, rows[:, None], jnp.arange(x.shape[-1])).reshape(x.shape)
-
-
-def numbers(rows: Any) -> Array:
-    """Positions or indices as an array."""
-    return rows if isinstance(rows, Array) else rows.array()
 
 
 def mixed_bits(seed: Array, rows: Array, columns: Array) -> Array:

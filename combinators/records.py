@@ -64,6 +64,11 @@ class Block:
         return jax.lax.dynamic_slice_in_dim(table, self.start, self.length, axis)
 
 
+def numbers(rows: Any) -> Array:
+    """Positions or indices as an array."""
+    return rows if isinstance(rows, Array) else rows.array()
+
+
 @record
 class Rows:
     """Facts about the rows of one side of a table of scores, one entry per row.
@@ -104,7 +109,7 @@ class Rows:
         """The same rows with every per-row fact laid along `axis` of a (T, S) table."""
 
         def lay(value):
-            value = value.array() if isinstance(value, (Range, Block)) else value
+            value = numbers(value)
             return jnp.expand_dims(value, 1 - axis) if value.ndim == 1 else value
 
         facts = {name: lay(value) for name, value in self.facts.items()}

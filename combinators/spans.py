@@ -36,7 +36,7 @@ def larger(a: Any, b: Any) -> Any:
     return namespace(a, b).maximum(a, b)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Maybe:
     """A truth about every pair of a tile: whether it may hold for some, and does for every one."""
 
@@ -54,11 +54,18 @@ class Maybe:
     def __invert__(self) -> Maybe:
         return Maybe(~self.every, ~self.some)
 
+    def __eq__(self, other: Any) -> Any:
+        return (self & other) | (~self & ~as_maybe(other))
+
+    def __ne__(self, other: Any) -> Any:
+        return ~(self == other)
+
     def __bool__(self) -> bool:
         raise TypeError("whether it holds differs from pair to pair of a tile")
 
     __rand__ = __and__
     __ror__ = __or__
+    __hash__ = None  # type: ignore[assignment]
 
 
 def as_maybe(value: Any) -> Maybe:
@@ -167,8 +174,8 @@ class Blocks:
 
     def at(self, rows: slice) -> Blocks:
         """Some of the blocks."""
-        spans = (Span(span.lo[rows], span.hi[rows]) for span in (self.position, self.index))
-        return Blocks(*spans, self.facts)
+        position, index = (Span(s.lo[rows], s.hi[rows]) for s in (self.position, self.index))
+        return Blocks(position, index, self.facts)
 
 
 def bounds(value: Any, size: int, axis: int) -> Span:
@@ -196,10 +203,8 @@ def fact(value: Any, lengths: tuple[int, int], block: tuple[int, int], axis: int
         value = value.reshape(())
         return Maybe(value, value) if value.dtype == bool else Span(value, value)
     if value.ndim == 1 and value.dtype == bool:
-        return Maybe(*(
-            jnp.expand_dims(reduced(value, block[axis], 0, fold), 1 - axis)
-            for fold in (jnp.any, jnp.all)
-        ))  # fmt: skip
+        some, every = (reduced(value, block[axis], 0, fold) for fold in (jnp.any, jnp.all))
+        return Maybe(jnp.expand_dims(some, 1 - axis), jnp.expand_dims(every, 1 - axis))
     if value.ndim == 1:
         return bounds(value, block[axis], axis)
     table = Maybe(value, value)

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -132,7 +133,7 @@ def bands(grid: Grid, plan: Any) -> Iterator[Band]:
 
 
 Body = Callable[[Place, tuple[Array, ...], tuple[Array, ...]], Sequence[Array]]
-"""From a place, its part of every result so far, and its part of every operand: the results' new."""
+"""From a place, its part of all results so far and of all operands: the new part of all results."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -329,7 +330,7 @@ class Fold(Sweep):
     """
 
     initial: tuple[float, ...] = ()
-    contribution: Callable[..., Sequence[Array]] = tuple
+    contribution: Any = None
 
     def run(self, *operands: Array) -> list[Array]:
         pairs = zip(self.shapes, self.initial, strict=True)
@@ -385,7 +386,7 @@ def sweeping(name: str) -> Primitive:
         lambda *operands, what: jax.jit(partial(primitive.bind, what=what))(*operands)
     )
     primitive.def_abstract_eval(
-        lambda *_, what: [jax.core.ShapedArray(s.shape, s.dtype) for s in what.shapes]
+        lambda *_, what: [ShapedArray(s.shape, s.dtype) for s in what.shapes]
     )
     batching.primitive_batchers[primitive] = partial(batch, primitive)
     everywhere = mlir.lower_fun(side_by_side, multiple_results=True)

@@ -625,6 +625,14 @@ RUN: dict[str, Slip] = {
         lambda: run(shared(linear(3), name="linear") @ linear(4)),
         "shared(…, name='linear') takes the name of a stage: choose another",
     ),
+    # how lookups run
+    "a stream of whole rows": Slip(
+        lambda: run(streamed(aggregate() @ normalize(sparsemax) @ score(dot) @ PROJECTED)),
+        "this lookup cannot be streamed: normalize(sparsemax) needs whole rows of scores",
+    ),
+    "a stream of nothing": Slip(
+        lambda: streamed(linear(3), 0), "block of linear is an integer of at least 1, not 0"
+    ),
     # functions of one's own
     "lift": Slip(
         lambda: run(linear(3) @ lift(broken)), "raised TypeError: dot_general requires contracting"
