@@ -24,15 +24,16 @@ __all__ = ["Choose", "Decision", "decide", "materialized", "side_by_side", "stre
 
 Block = tuple[int, int]
 
-BLOCKS: tuple[Block, ...] = ((512, 256), (256, 256), (128, 128))
-"""So many queries and keys at once: tiles that stay in the cache, the first the fastest if full."""
+BLOCKS: tuple[Block, ...] = ((512, 256), (128, 128))
+"""Queries and keys of a tile: large ones run fastest, small ones skip more of what is hidden."""
 
-TILE, PARTIAL = 50_000, 2.3
-"""What a tile costs beside its elements, and an element of a masked tile: in elements, measured."""
+FULL, MASKED = 9_000, 40_000
+"""What a tile costs beside its elements, seen whole or in part, in elements: measured on a CPU.
 
-MANY, SOME_HIDDEN = 2**22, 2**20
-"""From so many elements on a stream is faster, and from so many if a fifth of them is skipped."""
+An element of a tile seen in part costs double."""
 
+MANY, SOME_SKIPPED = 2**22, 2**20
+"""Elements of all tables from which a stream is faster, and from which it is if 0.3 are skipped."""
 
 MOST = 2**20
 """Of smaller blocks than the first at most so many are considered."""
@@ -59,9 +60,10 @@ class Tiling(NamedTuple):
     def cost(self, stream: Streamed) -> float:
         """What the tiles cost, in elements of a full tile."""
         full, masked = self.count(ALL), self.count(SOME)
-        if stream.features is not None:
+        if stream.features is not None:  # full tiles are summed up
             full = 0
-        return (full + masked) * TILE + (full + PARTIAL * masked) * math.prod(self.block)
+        area = math.prod(self.block)
+        return full * (FULL + area) + masked * (MASKED + 2 * area)
 
     @property
     def skipped(self) -> float:
@@ -108,12 +110,12 @@ def decide(form: Any, lookup: Lookup, x: Any, context: Context) -> Decision:
         return Decision("there is nothing to stream")
     if execution.pin == "streamed":
         return Decision("as pinned", stream, best(stream, x, context, execution.block))
-    if elements < SOME_HIDDEN:
+    if elements < SOME_SKIPPED:
         return Decision("the table is small")
     if learns_keys(form, lookup):
         return Decision("its keys are learned")
     tiling = best(stream, x, context, None)
-    if elements < MANY and tiling.skipped < 0.2:
+    if elements < MANY and tiling.skipped < 0.3:
         return Decision("the table is small")
     return Decision("the table is large", stream, tiling)
 

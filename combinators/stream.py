@@ -107,10 +107,11 @@ class Streamed:
     @property
     def features(self) -> features | None:
         """The features that keys can be summed up by before they are asked, if they can."""
-        if len(self.branches) > 1 or self.after or not isinstance(self.end, aggregate):
+        branch, *others = self.branches
+        if others or self.after or not isinstance(self.end, aggregate):
             return None
         linear = self.how == row_sum or self.how == Elementwise(identity)
-        stages = [inner(step.stage) for step in self.branches[0].tiled]
+        stages = [inner(step.stage) for step in branch.tiled]
         scores = [stage for stage in stages if not isinstance(stage, mask)]
         match scores:
             case [score(function=features() as found)] if linear:
