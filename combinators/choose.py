@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .apply import Apply
 from .errors import CompositionError
+from .fused import by_kernel
 from .gather import answer, planned
 from .lookup import Lookup, inner
 from .project import Project, at_least, slots
@@ -83,14 +85,15 @@ class Tiling(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Decision:
-    """How a lookup runs: as a stream with a tiling, or on one table, and why."""
+    """How a lookup runs: with a tiling as a stream, without one on one table; and why."""
 
     why: str
-    stream: Streamed | None = None
+    stream: Any = None
     tiling: Tiling | None = None
+    pinned: bool = False
 
     def __str__(self) -> str:
-        if self.stream is None:
+        if self.tiling is None:
             return f"materialized: {self.why}"
         return f"{'streamed' if self.stream.features is None else 'reassociated'} {self.tiling}"
 
@@ -104,19 +107,20 @@ def decide(form: Any, lookup: Lookup, x: Any, context: Context) -> Decision:
             raise CompositionError(f"this lookup cannot be streamed: {stream}")
         return Decision(stream)
     if execution.pin == "materialized":
-        return Decision("as pinned")
+        return Decision("as pinned", pinned=True)
     elements = execution.copies * len(x.query) * len(x.key)
     if not elements:
         return Decision("there is nothing to stream")
     if execution.pin == "streamed":
-        return Decision("as pinned", stream, best(stream, x, context, execution.block))
+        tiling = best(stream, x, context, execution.block)
+        return Decision("as pinned", stream, tiling, pinned=True)
     if elements < SOME_SKIPPED:
-        return Decision("the table is small")
+        return Decision("the table is small", stream)
     if learns_keys(form, lookup):
-        return Decision("its keys are learned")
+        return Decision("its keys are learned", stream)
     tiling = best(stream, x, context, None)
     if elements < MANY and tiling.skipped < 0.3:
-        return Decision("the table is small")
+        return Decision("the table is small", stream)
     return Decision("the table is large", stream, tiling)
 
 
@@ -146,12 +150,20 @@ class Choose(Apply):
     """The plain call: every lookup runs as is best for its shapes, or as it is pinned."""
 
     def lookup(self, form: Any, lookup: Lookup, x: Any, context: Context, step: Any) -> Any:
+        table = partial(super().lookup, form, lookup)
         if not isinstance(x, Entries):
-            return super().lookup(form, lookup, x, context, step)
+            return table(x, context, step)
         decision = decide(form, lookup, x, context)
-        if decision.stream is None or decision.tiling is None:
-            return super().lookup(form, lookup, x, context, step)
-        return answer(decision.stream, self, x, context, decision.tiling.block)
+
+        def ask(query: Any, key: Any, value: Any) -> Any:
+            entries = x.replace(query=query, key=key, value=value)
+            if decision.tiling is None:
+                return table(entries, context, step)
+            return answer(decision.stream, self, entries, context, decision.tiling.block)
+
+        if decision.pinned:
+            return ask(x.query, x.key, x.value)
+        return by_kernel(decision.stream, x, ask)
 
     def mapped(self, form, x, context, size, axis, given, copies) -> Any:
         return super().mapped(form, x, side_by_side(context, size), size, axis, given, copies)

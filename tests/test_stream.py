@@ -437,6 +437,34 @@ def test_copies_run_side_by_side_where_there_is_no_cache_to_keep():
         jax.jit(gradient).trace(x).lower(lowering_platforms=(platform,))
 
 
+@pytest.mark.parametrize(
+    ("stages", "kernels"),
+    [
+        ((), 1),
+        ((mask(causal),), 1),
+        ((mask(window(4) & causal),), 1),
+        ((mask(window(4)),), 0),
+        ((softcap(2.0), mask(causal)), 0),
+    ],
+)
+def test_on_a_gpu_plain_attention_is_the_kernel_of_cudnn(monkeypatch, stages, kernels):
+    """Seen in the computation lowered for a GPU, forward and backward; there is none to run it."""
+    from jax._src.cudnn import fused_attention_stablehlo as checks
+
+    monkeypatch.setattr(checks, "check_cudnn_version", lambda: 91000)
+    monkeypatch.setattr(checks, "check_compute_capability", lambda least: True)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    term = each(ask(*stages))
+    x = jax.ShapeDtypeStruct((3, 2, 64, 16), jnp.bfloat16)
+    run = lambda x: term({}, x[0], key=x[1], value=x[2])  # noqa: E731
+    for function, name in (
+        (run, "fmhaSoftmax("),
+        (jax.grad(lambda x: run(x).astype(float).sum()), "fmhaSoftmaxBackward("),
+    ):
+        lowered = jax.jit(function).trace(x).lower(lowering_platforms=("cuda",))
+        assert lowered.as_text().count(f"__cudnn${name}") == kernels
+
+
 # Reassociated
 
 

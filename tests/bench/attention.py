@@ -89,7 +89,9 @@ def peers(length: int, back: bool) -> Iterator[tuple[str, Callable[[], Candidate
     yield "jax.nn", lambda: compiled(dense, x, back)
     if tokamax := optional("tokamax"):
         chunked = rows_first(
-            lambda *x: tokamax.dot_product_attention(*x, is_causal=True, implementation="xla_chunked")
+            lambda *x: tokamax.dot_product_attention(
+                *x, is_causal=True, implementation="xla_chunked"
+            )
         )
         yield "tokamax xla_chunked", lambda: compiled(chunked, x, back)
     below = jnp.tril(jnp.ones((1, 1, length, length), bool))
@@ -251,7 +253,9 @@ def picture(found: dict[bool, dict[str, dict[int, tuple]]], path: Path) -> None:
             points = [(t, row[column]) for t, row in rows.items() if row[column] is not None]
             if points:
                 scale = 1 if column else 1e3
-                panel.loglog(*zip(*((t, scale * y) for t, y in points), strict=True), "o-", label=name)
+                panel.loglog(
+                    *zip(*((t, scale * y) for t, y in points), strict=True), "o-", label=name
+                )
         panel.set(title=title, xlabel="T")
     panels[0].legend(fontsize=7)
     figure.savefig(path, dpi=120)
