@@ -27,6 +27,8 @@ def vector(init: Any, x: Any) -> Parameter:
 class Norm(Leaf):
     """A leaf that keeps the shape of an array."""
 
+    rowwise = True
+
     def flow(self, kind: Any) -> Any:
         super().flow(kind)
         return kind
@@ -95,6 +97,8 @@ class dropout(Leaf):
     Array([[2., 2., 0., 0.]], dtype=float32)
     """
 
+    rowwise = True
+
     rate: float
     random = True
 
@@ -128,6 +132,9 @@ class dropout(Leaf):
         if isinstance(x, Weights):
             t, s = x.weight.shape
             rows, columns = jnp.arange(t)[:, None], jnp.arange(s)
+            if x.marks is not None:
+                marks = x.marks.spread()
+                rows, columns = marks.query.index, marks.key.index
             return x.replace(weight=self.tile(seed, x.weight, rows, columns))
         floats(self, x)
         flat = x.reshape(-1, x.shape[-1])

@@ -68,6 +68,8 @@ class Rows:
         """These rows with the named facts from the context: one per row, or one for all."""
         facts = dict(self.facts)
         for name in names:
+            if name in facts:  # rows that were kept have theirs with them
+                continue
             value = jnp.asarray(context[name])
             if value.ndim and value.shape[0] not in (1, self.length):
                 raise ContextError(
