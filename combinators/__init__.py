@@ -48,6 +48,7 @@ from .records import Entries, Marks, Range, Rows, Scores, Weights
 from .repeat import copies, each, heads, repeat
 from .score import additive, bilinear, cosine, distance, dot, features, scaled_dot, score
 from .simplex import entmax15, hardmax, sparsemax, top_k
+from .stepwise import Stepwise, stepwise
 from .term import Leaf, Stage, Term
 from .union import sink, union
 from .values import constant, identity, learned, lift, pointwise, read
@@ -73,6 +74,8 @@ __all__ = [
     "union", "sink", "repeat", "each", "copies", "heads", "shared", "named", "tied", "read",
     "given", "learned", "constant", "precision", "lift", "pointwise", "rms_norm", "layer_norm",
     "dropout",
+    # another execution of the same term: chunk after chunk, with caches
+    "stepwise", "Stepwise",
     # looking at terms and parameters
     "describe", "Description", "observe", "axes", "stack", "unstack",
     # what terms are made of, and what flows

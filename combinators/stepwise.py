@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.core import Tracer
 from jax.typing import ArrayLike
@@ -126,6 +127,9 @@ class Start(Apply):
         seen, name = sight(lookup), form.names[lookup.stages[0][0]]
         chunk = {"key": x.key, "value": x.value, **facts(lookup, context, len(x.key))}
         before = self.memory(name, lookup, chunk, seen)
+        if not len(positions):
+            self.keep(name, {"memory": before})
+            return super().lookup(form, lookup, x, context, step)
         after = write(before, chunk, positions[0])
         self.keep(name, {"memory": after})
         sound = self.check(lookup, before, positions, seen)
@@ -219,14 +223,16 @@ class Step(Start):
 
     def check(self, lookup: Lookup, memory: Memory, positions: Array, seen: Sight) -> Any:
         """Whether the chunk can be asked: an error where that is known, False where it is traced."""
-        first, last = positions[0], positions[-1]
+        # What is known by number stays so inside scan, where an array becomes abstract.
+        known = positions if isinstance(positions, Tracer) else np.asarray(positions)
+        first, last = known[0], known[-1]
         rows, length, reach = len(memory["rows"]["key"]), memory["length"], memory["reach"]
         goes_round = seen.back is not None and rows >= seen.back
         limit = HORIZON if goes_round else rows
         sound = require(
             last < limit, lambda: f"position {last} is past the capacity of {limit} positions"
         )
-        follow = jnp.all(positions == first + jnp.arange(len(positions)))
+        follow = (known == first + np.arange(len(known))).all()
         sound &= require(follow, lambda: "the positions of a step follow each other by one")
         sound &= require(
             first <= length,
@@ -345,12 +351,10 @@ def single(name: Name) -> str:
 
 def alike(function: Callable[..., Any], arguments: tuple, axes: tuple) -> Any:
     """For each array that the function gives: whether it depends on nothing that is mapped."""
-    axes = jax.tree.map(
-        lambda axis, tree: jax.tree.map(lambda _: axis, tree),
-        axes, arguments, is_leaf=is_none,
-    )  # fmt: skip
+    places, outline = jax.tree.flatten(axes, is_leaf=lambda axis: axis is None)
+    pairs = zip(places, outline.flatten_up_to(arguments), strict=True)
+    spread = [axis for axis, part in pairs for _ in jax.tree.leaves(part)]
     leaves, tree = jax.tree.flatten(arguments)
-    spread = jax.tree.leaves(axes, is_leaf=is_none)
     one = [
         leaf if axis is None else jnp.take(leaf, 0, axis)
         for leaf, axis in zip(leaves, spread, strict=True)
@@ -365,10 +369,6 @@ def alike(function: Callable[..., Any], arguments: tuple, axes: tuple) -> Any:
             reached.update(map(id, equation.outvars))
     once = [id(variable) not in reached for variable in closed.jaxpr.outvars]
     return jax.tree.unflatten(jax.tree.structure(shape), once)
-
-
-def is_none(value: Any) -> bool:
-    return value is None
 
 
 # The pair of functions
@@ -444,6 +444,11 @@ def counted(term: Term, x: Any, first: Any) -> Array:
     while isinstance(term, Wrapper) and not isinstance(term, Each):
         term = term.term
     shapes = [leaf.shape for leaf in jax.tree.leaves(spec(x))]
+    if len({shape[:1] for shape in shapes}) > 1:
+        raise CompositionError(
+            f"a step takes the next rows of one sequence, and gets {show(spec(x))}; a decoder runs "
+            "step by step by itself, with the memory that it reads given to start"
+        )
     if isinstance(term, Each) and shapes and len(shapes[0]) > term.axis:
         axis, shape = term.axis, shapes[0]
         row = jax.ShapeDtypeStruct(shape[:axis] + shape[axis + 1 :], jnp.int32)

@@ -96,6 +96,8 @@ def mixed_and_heaviest(weights):
 class shift(Leaf):
     """x + by, with a vector that is learned."""
 
+    rowwise = True
+
     def parameters(self, x: Any) -> dict[str, Parameter]:
         return {"by": Parameter(x.shape[-1:], wide, ("out",))}
 
@@ -338,7 +340,7 @@ MODELS: dict[str, Entry] = {
 
 TOOLS = {
     "CompositionError", "ContextError", "Description", "Entries", "Marks", "Parameter",
-    "ParameterError", "Range", "Rows", "Scores", "Term", "TermError", "Weights", "alibi_slopes",
-    "axes", "describe", "observe", "stack", "unstack",
+    "ParameterError", "Range", "Rows", "Scores", "Stepwise", "Term", "TermError", "Weights",
+    "alibi_slopes", "axes", "describe", "observe", "stack", "stepwise", "unstack",
 }  # fmt: skip
 """Public names that are no terms and make none: errors, records, and functions of terms."""
