@@ -344,3 +344,9 @@ TOOLS = {
     "alibi_slopes", "axes", "describe", "observe", "stack", "stepwise", "unstack",
 }  # fmt: skip
 """Public names that are no terms and make none: errors, records, and functions of terms."""
+
+DRAWING = {
+    "Generated", "generate", "greedy", "keep_top_k", "keep_top_p", "log_probability",
+    "stream_tokens",
+}  # fmt: skip
+"""Names of the models that draw tokens, from logits of which some are -inf."""
