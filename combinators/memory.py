@@ -9,17 +9,25 @@ rows as there will ever be positions is the case that does not.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
+from jax.core import Tracer
 
-__all__ = ["blank", "joined", "positions_at", "write"]
+from .errors import CompositionError
+from .lookup import Lookup
+from .records import Entries, Marks, Rows
+from .sight import HORIZON, named, sees, sight
+
+__all__ = ["answerable", "blank", "only_if", "recalled", "write"]
 
 Memory = dict[str, Any]
 """`rows`: keys, values and named facts, (rows, …) each. `length`: the position that comes next.
-`reach`: the most that ever came, which is more after a step back."""
+`reach`: the most that ever came next, which is more after a step back."""
 
 
 def blank(rows: int, chunk: Any) -> Memory:
@@ -29,6 +37,16 @@ def blank(rows: int, chunk: Any) -> Memory:
     return {"rows": room, "length": nothing, "reach": nothing}
 
 
+def rows_of(memory: Memory) -> int:
+    return len(memory["rows"]["key"])
+
+
+def goes_round(lookup: Lookup, memory: Memory) -> bool:
+    """Whether rows may be written over, because the lookup does not see back that far."""
+    back = sight(lookup).back
+    return back is not None and rows_of(memory) >= back
+
+
 def positions_at(last: Array, rows: int) -> Array:
     """The position of every row when the last one written is `last`; negative where none is."""
     return last - (last - jnp.arange(rows, dtype=jnp.int32)) % rows
@@ -36,8 +54,7 @@ def positions_at(last: Array, rows: int) -> Array:
 
 def write(memory: Memory, chunk: Any, first: Array) -> Memory:
     """The memory with the rows of a chunk, which stand at `first` and after."""
-    count = len(jax.tree.leaves(chunk)[0])
-    length = first + count
+    length = first + len(chunk["key"])
 
     def put(table: Array, new: Array) -> Array:
         rows = len(table)
@@ -52,10 +69,78 @@ def write(memory: Memory, chunk: Any, first: Array) -> Memory:
     return {"rows": rows, "length": length, "reach": jnp.maximum(memory["reach"], length)}
 
 
-def joined(memory: Memory, chunk: Any) -> Any:
-    """The rows in memory and, behind them, those of a chunk."""
+def recalled(
+    entries: Entries, ours: Rows, lookup: Lookup, before: Memory, after: Memory, chunk: Any
+) -> Entries:
+    """The entries of a chunk, asking the keys in memory in place of its own."""
+    first, last, rows = ours.position[0], ours.position[-1], rows_of(after)
+    spare = rows - (sight(lookup).back or 0) + 1
+    if len(entries.key) <= spare or not goes_round(lookup, after):
+        table, position = after["rows"], positions_at(last, rows)
+    else:  # the chunk was written over keys that its first queries see
+        table = jax.tree.map(
+            lambda old, new: jnp.concatenate([old, new.astype(old.dtype)]), before["rows"], chunk
+        )
+        position = jnp.concatenate([positions_at(first - 1, rows), ours.position])
+    filled = position >= 0
+    return entries.replace(
+        key=table["key"].astype(entries.key.dtype),
+        value=table["value"].astype(entries.value.dtype),
+        marks=Marks(ours, Rows(position, position, table.get("facts", {}))),
+        visible=jnp.broadcast_to(filled, (len(entries.query), len(filled))),
+        live=filled,
+    )
 
-    def one(table: Array, new: Array) -> Array:
-        return jnp.concatenate([table, new.astype(table.dtype)])
 
-    return jax.tree.map(one, memory["rows"], chunk)
+# What cannot be answered
+
+
+def answerable(lookup: Lookup, memory: Memory, positions: Array) -> Any:
+    """Whether a chunk at these positions can be asked of a memory: an error where that is known
+    by number, False where it is traced."""
+    # What is known by number stays so inside scan, where an array becomes abstract.
+    known = positions if isinstance(positions, Tracer) else np.asarray(positions)
+    first, last = known[0], known[-1]
+    rows, length, reach = rows_of(memory), memory["length"], memory["reach"]
+    back, ahead = sight(lookup)
+    round_and_round = goes_round(lookup, memory)
+    limit = HORIZON if round_and_round else rows
+    conditions: list[tuple[Any, Callable[[], str]]] = [
+        (last < limit, lambda: f"position {last} is past the capacity of {limit} positions"),
+        (
+            (known == first + np.arange(len(known))).all(),
+            lambda: "the positions of a step follow each other by one",
+        ),
+        (
+            first <= length,
+            lambda: f"position {length} comes next, and a step at position {first} leaves a gap",
+        ),
+    ]
+    if round_and_round:
+        slack = rows - (back or 0)
+        conditions.append((
+            (reach - first <= slack) | (reach <= rows),
+            lambda: f"{reach - first} positions back is more than the slack of {slack} for which "
+            f"{named(lookup)!r} keeps rows",
+        ))  # fmt: skip
+    if ahead:
+        earlier, ours = jnp.arange(rows)[:, None], positions[None]
+        late = sees(lookup, Rows(earlier, earlier), Rows(ours, ours)) & (earlier < first)
+        conditions.append((
+            ~jnp.any(late),
+            lambda: f"{named(lookup)!r} lets queries before position {first} see keys from there "
+            "on: give them in one chunk",
+        ))  # fmt: skip
+    for holds, text in conditions:
+        if not isinstance(holds, Tracer) and not holds:
+            raise CompositionError(text())
+    return jnp.all(jnp.stack([jnp.asarray(holds) for holds, _ in conditions]))
+
+
+def only_if(sound: Any, y: Any) -> Any:
+    """y, with NaN in place of its numbers where it is not sound."""
+
+    def one(leaf: Array) -> Array:
+        return jnp.where(sound, leaf, jnp.nan) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+    return jax.tree.map(one, y)

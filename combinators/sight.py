@@ -19,12 +19,12 @@ from .compose import Compose
 from .lookup import Lookup
 from .mask import mask
 from .predicates import Both, Either, Not, Predicate
+from .project import slots
 from .records import Rows, Scores
 from .term import Term
-from .union import Union, sink
-from .project import slots
+from .union import sink
 
-__all__ = ["HORIZON", "Sight", "pauses", "sees", "sight"]
+__all__ = ["HORIZON", "Sight", "found", "named", "pauses", "sees", "sight"]
 
 HORIZON = 2**20
 """How far from a query a predicate is asked about keys; no position of a ring lies beyond."""
@@ -84,15 +84,15 @@ class Place:
 
 
 def allowed(predicate: Predicate, query: Rows, key: Rows) -> tuple[Any, Any]:
-    """Where a predicate may be true, and where it certainly is: what it asks of the context, or
+    """Where a predicate may be true, and where it certainly is. What it asks of the context, or
     of positions beyond their distance, is unknown (Kleene 1938)."""
     match predicate:
         case Both(first, second):
-            pairs = zip(*(allowed(part, query, key) for part in (first, second)), strict=True)
-            return tuple(a & b for a, b in pairs)  # type: ignore[return-value]
+            (some, every), (other, always) = (allowed(p, query, key) for p in (first, second))
+            return some & other, every & always
         case Either(first, second):
-            pairs = zip(*(allowed(part, query, key) for part in (first, second)), strict=True)
-            return tuple(a | b for a, b in pairs)  # type: ignore[return-value]
+            (some, every), (other, always) = (allowed(p, query, key) for p in (first, second))
+            return some | other, every | always
         case Not(inner):
             some, every = allowed(inner, query, key)
             return ~every, ~some
@@ -105,75 +105,81 @@ def allowed(predicate: Predicate, query: Rows, key: Rows) -> tuple[Any, Any]:
     return seen, seen
 
 
-def sees(stages: tuple[Term, ...], query: Rows, key: Rows) -> Any:
-    """Where a query may see a key of the sequence after these stages, one after the other."""
-    return reduce(operator.and_, (one_sees(stage, query, key) for stage in stages), np.True_)
+def sees(lookup: Lookup, query: Rows, key: Rows) -> Any:
+    """Where a query may see a key of the sequence, as far as positions tell."""
+    return reduce(operator.and_, (seen(stage, query, key) for stage in stages(lookup)))
 
 
-def one_sees(stage: Term, query: Rows, key: Rows) -> Any:
+def seen(stage: Term, query: Rows, key: Rows) -> Any:
+    """Where a query may see a key of the sequence after one stage."""
     if isinstance(stage, mask):
         return allowed(stage.predicate, query, key)[0]
     if isinstance(stage, (slots, sink)):
         return np.False_  # from here on, keys are no longer those of the sequence
     parts = [part for part in stage.parts if not part.constant]
-    tables = [one_sees(part, query, key) for part in parts]
-    if not tables:
+    if not parts:
         return np.True_
+    # Stages one after the other, and tables of scores put together, hide what one of them hides.
     together = isinstance(stage, Compose) or (
         isinstance(stage, Pointwise) and all(isinstance(p.flow(None), Scores) for p in parts)
     )
+    tables = [seen(part, query, key) for part in parts]
     return reduce(operator.and_ if together else operator.or_, tables)
-
-
-def stages_of(lookup: Lookup) -> tuple[Term, ...]:
-    return tuple(stage for _, stage in lookup.stages)
 
 
 @cache
 def sight(lookup: Lookup) -> Sight:
     """How far a lookup sees, as far as distances tell.
 
-    >>> from combinax.combinators import causal, scaled_dot, score, window
+    >>> from combinax.combinators import causal, window
     >>> sight(Lookup(((0, mask(causal & window(4))),)))
     Sight(back=4, ahead=False)
+    >>> sight(Lookup(((0, mask(causal)),)))
+    Sight(back=None, ahead=False)
     """
-    apart = np.arange(-HORIZON, HORIZON + 1)  # from the query to the key
-    query, key = (Place(offset) for offset in (np.zeros((1, 1), apart.dtype), apart[None]))
+    apart = np.arange(-HORIZON, HORIZON + 1, dtype=np.int32)[None]  # from the query to the key
+    query, key = Place(np.zeros((1, 1), np.int32)), Place(apart)
     with jax.ensure_compile_time_eval():
-        seen = np.asarray(sees(stages_of(lookup), Rows(query, query), Rows(key, key)))
-    where = apart[np.broadcast_to(seen, (1, len(apart)))[0]]
-    back = 1 - min(where.min(initial=0), 0)
-    return Sight(int(back) if back <= HORIZON // 2 else None, bool((where > 0).any()))
-
-
-def pauses(lookup: Lookup, capacity: int) -> bool:
-    """Whether a lookup that may see ahead has a place where no query waits for a later key: the
-    end of a prefix, the end of a block. Looked for at the last places and at powers of two."""
-    ends = {*range(max(0, capacity - NEAR), capacity), *powers(capacity)}
-    with jax.ensure_compile_time_eval():
-        return any(not np.any(waiting(lookup, end)) for end in sorted(ends))
+        table = np.asarray(sees(lookup, Rows(query, query), Rows(key, key)))
+    where = apart[np.broadcast_to(table, apart.shape)]
+    back = 1 - int(where.min(initial=0))
+    return Sight(back if back <= HORIZON // 2 else None, bool((where > 0).any()))
 
 
 NEAR = 64
 
 
-def powers(limit: int) -> Iterator[int]:
-    power = 1
-    while power <= limit:
-        yield power - 1
-        power *= 2
+def pauses(lookup: Lookup, capacity: int) -> bool:
+    """Whether a lookup that may see ahead has a place where no query waits for a later key, such
+    as the end of a prefix or of a block: looked for at the last places and at powers of two."""
+    powers = (2**n - 1 for n in range(capacity.bit_length() + 1))
+    ends = {end for end in powers if end < capacity} | {*range(capacity)[-NEAR:]}
+
+    def waits(end: int) -> bool:
+        query = np.arange(max(0, end + 1 - NEAR), end + 1)[:, None]
+        key = np.arange(end + 1, end + 1 + NEAR)[None]
+        return bool(np.any(sees(lookup, Rows(query, query), Rows(key, key))))
+
+    with jax.ensure_compile_time_eval():
+        return not all(map(waits, ends))
 
 
-def waiting(lookup: Lookup, end: int) -> Any:
-    """Which queries up to a place may see which keys behind it, near to it."""
-    query = np.arange(max(0, end + 1 - NEAR), end + 1)[:, None]
-    key = np.arange(end + 1, end + 1 + NEAR)[None]
-    return sees(stages_of(lookup), Rows(query, query), Rows(key, key))
+# The stages of a lookup
 
 
-def found(stages: tuple[Term, ...], which: Callable[[Term], bool]) -> Iterator[Term]:
-    """The stages, and the parts of stages, of which something holds."""
-    for stage in stages:
-        if which(stage):
-            yield stage
-        yield from found(stage.parts, which)
+def stages(lookup: Lookup) -> tuple[Term, ...]:
+    return tuple(stage for _, stage in lookup.stages)
+
+
+def found(terms: tuple[Term, ...], which: Callable[[Term], bool]) -> Iterator[Term]:
+    """The terms, and the parts of terms, of which something holds."""
+    for term in terms:
+        if which(term):
+            yield term
+        yield from found(term.parts, which)
+
+
+def named(lookup: Lookup) -> Term:
+    """The stage to name: the last mask, or else the first of all."""
+    first, *_ = every = stages(lookup)
+    return [first, *found(every, lambda stage: isinstance(stage, mask))][-1]

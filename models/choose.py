@@ -46,7 +46,8 @@ greedy = pointwise(largest_alone, "greedy")
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class keep_top_k(Choice):
-    """Only the k largest logits, the earlier first among equals: (…, V) -> (…, V) (Fan et al. 2018).
+    """Only the k largest logits, the earlier first among equals: (…, V) -> (…, V) (Fan et al.
+    2018).
 
     Raises CompositionError for k below 1.
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import ArrayLike
 
 from ..combinators import CompositionError, Term, identity, stepwise, unstack
 
@@ -41,7 +42,7 @@ def nothing(logits: Array, token: Array) -> tuple[()]:
 def generate(
     term: Term,
     params: Any,
-    prompt: Array,
+    prompt: ArrayLike,
     count: int,
     *,
     choose: Term = identity,
@@ -141,7 +142,7 @@ def looped(
 def stream_tokens(
     term: Term,
     params: Any,
-    prompt: Array,
+    prompt: ArrayLike,
     count: int,
     *,
     choose: Term = identity,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import islice
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +17,18 @@ from test_stepwise_cases import POSITIONED, TOKENS, WIDTH, model, quick
 from combinax import models
 from combinax.combinators import *
 from combinax.models import (
-    generate, greedy, keep_top_k, keep_top_p, log_probability, stream_tokens,
+    generate,
+    greedy,
+    keep_top_k,
+    keep_top_p,
+    log_probability,
+    stream_tokens,
 )  # fmt: skip
 
-PROMPT = TOKENS[:4]
+PROMPT: Any = TOKENS[:4]
 
 
-def rerun(term, params, prompt, count, choose=identity, rng=None, **context):
+def rerun(term, params, prompt, count, choose: Term = identity, rng=None, **context):
     """What generation means: the whole forward for every token."""
     rng = jax.random.key(0) if rng is None else rng
     tokens, run = [*prompt.tolist()], quick(term)
@@ -55,7 +61,7 @@ def test_tokens_as_they_come_are_those_of_the_loop():
     term = POSITIONED["window"]
     params = drawn(term, TOKENS)
     for seed in (0, 1):
-        options = dict(choose=temperature(3.0), rng=jax.random.key(seed))
+        options: dict[str, Any] = dict(choose=temperature(3.0), rng=jax.random.key(seed))
         made = generate(term, params, PROMPT, 8, **options).tokens.tolist()
         assert list(stream_tokens(term, params, PROMPT, 8, **options)) == made
         stop = (made[3],)
@@ -146,7 +152,7 @@ def kept(choose):
 
 
 def test_greedy_keeps_the_largest():
-    np.testing.assert_array_equal(kept(greedy), LOGITS == LOGITS.max(-1, keepdims=True))
+    np.testing.assert_array_equal(kept(greedy), LOGITS.max(-1, keepdims=True) == LOGITS)
     assert np.isfinite(greedy({}, jnp.zeros(3))).tolist() == [True, False, False]
 
 
@@ -174,7 +180,7 @@ def test_top_p(share):
 def test_choices_compose():
     logits = jnp.log(jnp.array([0.5, 0.3, 0.15, 0.05]))
     # Squared and normalised: .685, .246, .062, .007; the first two reach .9.
-    choose = keep_top_p(0.9) @ temperature(0.5)
+    choose: Any = keep_top_p(0.9) @ temperature(0.5)
     close(softmax({}, choose({}, logits)), jnp.array([0.25, 0.09, 0, 0]) / 0.34)
     assert repr(keep_top_p(0.9) @ keep_top_k(4)) == "compose(keep_top_p(0.9), keep_top_k(4))"
     assert np.isfinite((keep_top_k(1) @ keep_top_p(0.9))({}, logits)).sum() == 1
@@ -190,4 +196,6 @@ def test_tokens_are_drawn_in_proportion():
 
 
 def test_a_stream_may_be_left():
-    assert list(islice(stream_tokens(pointwise(lambda t: jax.nn.one_hot(t, 3)), {}, [1], 9), 2))
+    assert list(
+        islice(stream_tokens(pointwise(lambda t: jax.nn.one_hot(t, 3)), {}, np.ones(1, int), 9), 2)
+    )

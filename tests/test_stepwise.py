@@ -17,8 +17,22 @@ import numpy as np
 import pytest
 from asking import NORMALIZERS
 from catalogue import (
-    CATALOGUE, MEMORY, MODELS, RNG, SEGMENTS, SEQUENCE, TOKENS, D, T, head, lookup_of, mirrored,
-    nearer_than, nearness, normal, same_kind_helps,
+    CATALOGUE,
+    MEMORY,
+    MODELS,
+    RNG,
+    SEGMENTS,
+    SEQUENCE,
+    TOKENS,
+    D,
+    T,
+    head,
+    lookup_of,
+    mirrored,
+    nearer_than,
+    nearness,
+    normal,
+    same_kind_helps,
 )  # fmt: skip
 
 from combinax import models
@@ -50,9 +64,7 @@ class Case(NamedTuple):
 
 
 def turned(size: int, **how: Any) -> Term:
-    return project(
-        query=rotary(**how) @ linear(size), key=rotary(**how) @ linear(size), value=size
-    )
+    return project(query=rotary(**how) @ linear(size), key=rotary(**how) @ linear(size), value=size)
 
 
 def asked(entries: Term, *stages: Term) -> Term:
@@ -166,7 +178,9 @@ LOOKUPS: dict[str, Case] = {
         axis=1, out=1,
     ),
 }  # fmt: skip
-NORMALIZED = {f"normalized by {name}": Case(head(back, how=how)) for name, how in NORMALIZERS.items()}
+NORMALIZED = {
+    f"normalized by {name}": Case(head(back, how=how)) for name, how in NORMALIZERS.items()
+}
 ROWS_OF = {"each": (1, 1), "each: fixed": (1, 1), "copies": (0, 1)}
 SEQUENCES = {
     name: Case(entry.term, entry.x, entry.context, CHUNKS, *ROWS_OF.get(name, (0, 0)))
@@ -235,9 +249,7 @@ def test_steps_are_the_whole(name):
             whole, stepped = quick(functools.partial(both, case))(params, x, context)
         for y in stepped:
             assert jax.tree.structure(y) == jax.tree.structure(whole)
-            jax.tree.map(
-                lambda a, b, t=tolerance: np.testing.assert_allclose(a, b, t, t), y, whole
-            )
+            jax.tree.map(lambda a, b, t=tolerance: np.testing.assert_allclose(a, b, t, t), y, whole)
 
 
 @pytest.mark.parametrize("name", SEQUENCES)
@@ -287,7 +299,7 @@ AHEAD = {
 @pytest.mark.parametrize("name", AHEAD)
 def test_the_stage_that_looks_ahead_is_named(name):
     term, text = AHEAD[name]
-    facts = {"segments": SEGMENTS} if "segments" in term.reads else {}
+    facts: dict[str, Any] = {"segments": SEGMENTS} if "segments" in term.reads else {}
     params = term.init(jax.random.key(0), SEQUENCE, **facts)
     with pytest.raises(CompositionError) as caught:
         stepwise(term).start(params, SEQUENCE, 8, **facts)

@@ -18,7 +18,7 @@ from combinax import models
 from combinax.combinators import *
 
 WIDTH, TOKENS = 8, np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], np.int32)
-quick = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+quick: Any = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def model(*stages: Term, entries: Any = project, seen: Any = causal, layers: int = 2) -> Term:
@@ -29,8 +29,9 @@ def model(*stages: Term, entries: Any = project, seen: Any = causal, layers: int
     return tied(embed(10, WIDTH), rms_norm() @ repeat(layers, layer))
 
 
+BODY: Any = model().parts[1]
 POSITIONED = {
-    "learned": tied(embed(10, WIDTH), model().body @ position_embed(16)),
+    "learned": tied(embed(10, WIDTH), BODY @ position_embed(16)),
     "rotary": model(entries=turned),
     "alibi": model(bias(alibi)),
     "window": model(seen=causal & window(4)),

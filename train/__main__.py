@@ -136,13 +136,11 @@ def sample(
         )
         first = next(drawn)  # compiling, which comes first, does not count
     typer.echo(prompt + text.decode([first]), nl=False)
-    began, written = time.perf_counter(), 0
-    for written, character in enumerate(islice(drawn, count - 1), 1):
+    began = time.perf_counter()
+    for character in islice(drawn, count - 1):
         typer.echo(text.decode([character]), nl=False)
-    seconds = time.perf_counter() - began
-    typer.echo()
-    if written:
-        console.print(f"{written / seconds:,.0f} characters a second", highlight=False)
+    speed = (count - 1) / (time.perf_counter() - began)
+    typer.echo(f"\n{speed:,.0f} characters a second")
 
 
 def run(task: Task, seed: int) -> tuple[Params, History]:

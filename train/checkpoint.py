@@ -20,7 +20,7 @@ def save(folder: Path, params: Any, words: dict[str, Any]) -> Path:
 
     Raises OSError where nothing can be written.
     """
-    flat = flatten_dict(jax.device_get(params), sep="/")
+    flat: Any = flatten_dict(jax.device_get(params), sep="/")
     np.savez(folder / PARAMETERS, **flat)
     (folder / WORDS).write_text(json.dumps(words, indent=2, ensure_ascii=False), encoding="utf-8")
     return folder / PARAMETERS

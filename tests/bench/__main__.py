@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 
+import decode
 import language
 
-BENCHES = {"language": language.main}
+BENCHES = {"language": language.main, "decode": decode.main}
 
 
 def main(names: list[str]) -> None:
