@@ -264,12 +264,16 @@ def check_leaf(term: Leaf, x: Any, context: Context) -> None:
             "pointwise(…) for a function of each row by itself, or rowwise = True in a primitive "
             "of yours"
         )
-    unmarked = x.marks is None if isinstance(x, Weights) else jnp.ndim(x) != 2
-    if isinstance(term, dropout) and "rng" in context and unmarked:
+    if isinstance(term, dropout) and "rng" in context and not numbered(x):
         raise CompositionError(
             f"{term!r} numbers rows and columns from 0 here, so it drops others step by step than "
             "at once; leave rng out, or put it where rows have marks"
         )
+
+
+def numbered(x: Any) -> bool:
+    """Whether dropout knows the place of each number in the whole."""
+    return x.marks is not None if isinstance(x, Weights) else x.ndim == 2
 
 
 # The pair of functions

@@ -21,6 +21,7 @@ from .attention import (
 from .choose import greedy, keep_top_k, keep_top_p, log_probability
 from .dictionary import dictionary, gated_dictionary, keys
 from .generate import Generated, generate, stream_tokens
+from .speculate import speculate
 from .transformer import (
     block,
     decoder,
@@ -39,6 +40,6 @@ __all__ = [
     "dictionary", "gated_dictionary", "keys",
     "block", "pre_norm", "post_norm", "transformer",
     "encoder", "decoder", "reading_decoder", "encoder_decoder", "gpt",
-    "generate", "stream_tokens", "Generated",
+    "generate", "stream_tokens", "speculate", "Generated",
     "greedy", "keep_top_k", "keep_top_p", "log_probability",
 ]  # fmt: skip

@@ -347,6 +347,6 @@ TOOLS = {
 
 DRAWING = {
     "Generated", "generate", "greedy", "keep_top_k", "keep_top_p", "log_probability",
-    "stream_tokens",
+    "speculate", "stream_tokens",
 }  # fmt: skip
 """Names of the models that draw tokens, from logits of which some are -inf."""

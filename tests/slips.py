@@ -701,6 +701,10 @@ RUN: dict[str, Slip] = {
         "generate continues a prompt of shape (T,), T at least 1, by at least one token, not "
         "(3, 5, 4) by 3; a batch is jax.vmap",
     ),
+    "drafts of nothing": Slip(
+        lambda: models.speculate(silu, {}, silu, {}, TOKENS, 3, ahead=0),
+        "speculate drafts at least one token ahead, not 0",
+    ),
     "a share of nothing": Slip(
         lambda: models.keep_top_p(0), "keep_top_p keeps a share 0 < p <= 1, not 0"
     ),

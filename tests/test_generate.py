@@ -22,6 +22,7 @@ from combinax.models import (
     keep_top_k,
     keep_top_p,
     log_probability,
+    speculate,
     stream_tokens,
 )  # fmt: skip
 
@@ -199,3 +200,40 @@ def test_a_stream_may_be_left():
     assert list(
         islice(stream_tokens(pointwise(lambda t: jax.nn.one_hot(t, 3)), {}, np.ones(1, int), 9), 2)
     )
+
+
+# Speculation
+
+
+@pytest.mark.parametrize("name", ["learned", "window"])
+def test_speculation_is_identical_when_greedy(name):
+    term, draft = POSITIONED[name], model(seen=causal & window(2), layers=1)
+    params, other = drawn(term, TOKENS), drawn(draft, TOKENS, 1)
+    alone = generate(term, params, PROMPT, 6, choose=greedy).tokens
+    made = speculate(term, params, draft, other, PROMPT, 6, ahead=2, choose=greedy)
+    identical(made.tokens, alone)
+    assert made.length == 6 and 2 <= made.kept <= 6
+
+
+def test_a_draft_that_is_right_saves_steps():
+    term = POSITIONED["rotary"]
+    params = drawn(term, TOKENS)
+    made = speculate(term, params, term, params, PROMPT, 9, ahead=3, choose=greedy)
+    identical(made.tokens, generate(term, params, PROMPT, 9, choose=greedy).tokens)
+    assert made.kept == 3  # the prompt, and twice three drafts and one more
+
+
+def chain(rows):
+    """A model in which the next token depends on the last by a table of probabilities."""
+    return pointwise(lambda tokens: jnp.log(jnp.asarray(rows))[tokens])
+
+
+def test_speculation_is_exact_in_distribution():
+    large = np.array([[0.1, 0.6, 0.3], [0.5, 0.5, 0.0], [0.2, 0.2, 0.6]])
+    small = np.array([[0.4, 0.3, 0.3], [0.1, 0.8, 0.1], [0.9, 0.0, 0.1]])
+    made = speculate(chain(large), {}, chain(small), {}, np.zeros(1, int), 6000, ahead=3)
+    pairs = np.zeros((3, 3))
+    np.add.at(pairs, (made.tokens[:-1], made.tokens[1:]), 1)
+    # About 1,500 draws from each row: a standard deviation of 0.013.
+    np.testing.assert_allclose(pairs / pairs.sum(1, keepdims=True), large, atol=0.05)
+    assert made.kept < 5000
