@@ -133,7 +133,8 @@ class Start(Apply):
         after = write(before, chunk, positions[0])
         self.keep(name, {"memory": after})
         asked = recalled(x, ours, lookup, before, after, chunk)
-        return super().lookup(form, lookup, asked, context, step)
+        y = super().lookup(form, lookup, asked, context, step)
+        return self.sound(lookup, before, positions, y)
 
     def memory(self, name: Name, lookup: Lookup, chunk: Any) -> Memory:
         """A new memory: of as many rows as the lookup sees back, if less than the capacity."""
@@ -143,6 +144,10 @@ class Start(Apply):
         rows = self.plan.capacity
         rows = rows if back is None else min(rows, back + self.plan.slack)
         return blank(rows, floats_as(self.plan.dtype, chunk))
+
+    def sound(self, lookup: Lookup, memory: Memory, positions: Array, y: Any) -> Any:
+        """The answer, if it could be given."""
+        return y
 
     def look(self, one: Callable, arguments: tuple, axes: tuple) -> None:
         """Note what is the same for all copies: it is kept once."""
@@ -207,15 +212,7 @@ class Step(Start):
     def memory(self, name: Name, lookup: Lookup, chunk: Any) -> Memory:
         return select(self.state, single(name))["memory"]
 
-    def lookup(
-        self, form: Term, lookup: Lookup, x: Any, context: Context, step: Callable[[int, Any], Any]
-    ) -> Any:
-        y = super().lookup(form, lookup, x, context, step)
-        positions = context.get("positions")
-        ours = isinstance(x, Entries) and x.marks.key.position is positions
-        if positions is None or not ours or not len(positions):
-            return y
-        memory = self.memory(form.names[lookup.stages[0][0]], lookup, None)
+    def sound(self, lookup: Lookup, memory: Memory, positions: Array, y: Any) -> Any:
         return only_if(answerable(lookup, memory, positions), y)
 
 

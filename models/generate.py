@@ -19,6 +19,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ..combinators import CompositionError, Term, identity, stepwise, unstack
+from ..combinators.declare import declare
 
 __all__ = ["Generated", "generate", "stream_tokens"]
 
@@ -68,13 +69,13 @@ def generate(
     >>> generate(count_up, {}, jnp.array([1, 2]), 4, choose=greedy, stop=(0,)).tokens.tolist()
     [3, 4, 0, -1]
     """
-    prompt = checked(term, params, prompt, count, context)
+    prompt = checked(term, prompt, count, context)
     rng = jax.random.key(0) if rng is None else rng
     static = (term, choose, keep, count, tuple(stop), None if dtype is None else jnp.dtype(dtype))
     return looped(*static, params, prompt, length, rng, context)
 
 
-def checked(term: Term, params: Any, prompt: Any, count: int, context: Any) -> Array:
+def checked(term: Term, prompt: ArrayLike, count: int, context: Any) -> Array:
     """The prompt, once it is sure that the term can read it and what is to follow."""
     prompt = jnp.asarray(prompt)
     if prompt.ndim != 1 or not prompt.size or count < 1:
@@ -82,8 +83,8 @@ def checked(term: Term, params: Any, prompt: Any, count: int, context: Any) -> A
             f"generate continues a prompt of shape (T,), T at least 1, by at least one token, not "
             f"{prompt.shape} by {count}; a batch is jax.vmap"
         )
-    whole = jax.ShapeDtypeStruct((len(prompt) + count - 1,), prompt.dtype)
-    jax.eval_shape(partial(term, **context), params, whole)  # positions past a table, for one
+    # Whatever is wrong with the whole, such as a position past a table, is said before the loop.
+    declare(term, jax.ShapeDtypeStruct((len(prompt) + count - 1,), prompt.dtype), context)
     return prompt
 
 
@@ -159,7 +160,7 @@ def stream_tokens(
     >>> list(stream_tokens(count_up, {}, jnp.array([1, 2]), 3))
     [3, 4, 0]
     """
-    prompt = checked(term, params, prompt, count, context)
+    prompt = checked(term, prompt, count, context)
     rng = jax.random.key(0) if rng is None else rng
     kind = None if dtype is None else jnp.dtype(dtype)
     params = unstack(term, params)

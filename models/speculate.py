@@ -48,8 +48,8 @@ def speculate(
     """
     if ahead < 1:
         raise CompositionError(f"speculate drafts at least one token ahead, not {ahead}")
-    for one, its in ((term, params), (draft, draft_params)):
-        prompt = checked(one, its, prompt, count + ahead, {})
+    for one in (term, draft):
+        prompt = checked(one, prompt, count + ahead, {})
     rng = jax.random.key(0) if rng is None else rng
     return judged(term, draft, choose, count, ahead, params, draft_params, prompt, rng)
 

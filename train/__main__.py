@@ -96,10 +96,8 @@ def text(
         task = tasks.text(source, seed, steps)
     params, history = run(task, seed)
     (length,) = task.example.shape
-    words = dict(
-        vocabulary=source.vocabulary, width=task.term.embed.width, length=length,  # type: ignore[attr-defined]
-        term=repr(task.term),
-    )  # fmt: skip
+    width = params["embed"]["table"].shape[1]
+    words = dict(vocabulary=source.vocabulary, width=width, length=length, term=repr(task.term))
     checkpoint.save(folder, params, words)
     measured = task.evaluate(params)
     report(task, measured)
