@@ -50,6 +50,7 @@ from .records import Entries, Marks, Range, Rows, Scores, Weights
 from .repeat import copies, each, heads, repeat
 from .score import additive, bilinear, cosine, distance, dot, features, scaled_dot, score
 from .simplex import entmax15, hardmax, sparsemax, top_k
+from .stepwise import Stepwise, stepwise
 from .stream import Partial, merge
 from .term import Leaf, Stage, Term
 from .union import sink, union
@@ -77,8 +78,8 @@ __all__ = [
     "union", "sink", "repeat", "each", "copies", "heads", "shared", "named", "tied", "read",
     "given", "learned", "constant", "precision", "lift", "pointwise", "rms_norm", "layer_norm",
     "dropout",
-    # how lookups run
-    "materialized", "streamed", "Partial", "merge",
+    # how lookups run: on one table, as a stream, chunk after chunk with what is kept
+    "materialized", "streamed", "Partial", "merge", "stepwise", "Stepwise",
     # looking at terms and parameters
     "describe", "Description", "observe", "axes", "stack", "unstack",
     # what terms are made of, and what flows

@@ -66,6 +66,8 @@ class mask(Leaf):
     mask(((causal & window(4)) & same('segments')))
     """
 
+    rowwise = True
+
     predicate: Any
 
     def __post_init__(self):

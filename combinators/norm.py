@@ -27,6 +27,8 @@ def vector(init: Any, x: Any) -> Parameter:
 class Norm(Leaf):
     """A leaf that keeps the shape of an array."""
 
+    rowwise = True
+
     def flow(self, kind: Any) -> Any:
         super().flow(kind)
         return kind
@@ -94,6 +96,8 @@ class dropout(Leaf):
     >>> dropout(0.5)({}, jnp.ones((1, 4)), rng=jax.random.key(0))
     Array([[2., 2., 0., 0.]], dtype=float32)
     """
+
+    rowwise = True
 
     rate: float
     random = True

@@ -82,6 +82,8 @@ class RowNormalizer(Leaf):
     `weights(score, visible)` gives the weights of a table, (T, S); `visible` may be None.
     """
 
+    rowwise = True
+
     def weights(self, score: Array, visible: Array | None) -> Array:
         raise NotImplementedError(f"{type(self).__name__} does not define weights")
 
@@ -230,6 +232,8 @@ class normalize(Leaf):
     Array([[0.5, 0.5]], dtype=float32)
     """
 
+    rowwise = True
+
     how: Any
 
     def __post_init__(self):
@@ -276,6 +280,7 @@ class normalize(Leaf):
 class LogSumExp(Leaf):
     """log of the sum of exp over a row's visible scores: Scores -> (T,); -inf if it sees none."""
 
+    rowwise = True
     word = "log_sum_exp"
 
     def text(self, write: Write) -> str:

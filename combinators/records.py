@@ -94,6 +94,8 @@ class Rows:
         """These rows with the named facts from the context: one per row, or one for all."""
         facts = dict(self.facts)
         for name in names:
+            if name in facts:  # rows that were kept have theirs with them
+                continue
             value = jnp.asarray(context[name])
             if isinstance(self.index, Block) and value.shape[:1] not in ((), (1,)):
                 value = self.index.take(value, 0)

@@ -18,7 +18,10 @@ from .attention import (
     multi_head,
     one_memory,
 )
+from .choose import greedy, keep_top_k, keep_top_p, log_probability
 from .dictionary import dictionary, gated_dictionary, keys
+from .generate import Generated, generate, stream_tokens
+from .speculate import speculate
 from .transformer import (
     block,
     decoder,
@@ -37,4 +40,6 @@ __all__ = [
     "dictionary", "gated_dictionary", "keys",
     "block", "pre_norm", "post_norm", "transformer",
     "encoder", "decoder", "reading_decoder", "encoder_decoder", "gpt",
+    "generate", "stream_tokens", "speculate", "Generated",
+    "greedy", "keep_top_k", "keep_top_p", "log_probability",
 ]  # fmt: skip

@@ -96,6 +96,8 @@ def mixed_and_heaviest(weights):
 class shift(Leaf):
     """x + by, with a vector that is learned."""
 
+    rowwise = True
+
     def parameters(self, x: Any) -> dict[str, Parameter]:
         return {"by": Parameter(x.shape[-1:], wide, ("out",))}
 
@@ -332,7 +334,7 @@ CATALOGUE: dict[str, Entry] = {
     "Leaf": Entry(shift()),
     "Stage": Entry(fading(), SCORES),
     "RowNormalizer": weighed(half_softmax()),
-    "Streaming": Entry(streamed(head(how=positive()), 2)),
+    "Streaming": Entry(streamed(head(mask(causal), how=positive()), 2)),
     "Predicate": masked(nearer_than(2) & causal),
     "Bias": Entry(bias(steps_apart()), SCORES),
 }
@@ -365,7 +367,14 @@ MODELS: dict[str, Entry] = {
 
 TOOLS = {
     "CompositionError", "ContextError", "Description", "Entries", "Marks", "Parameter",
-    "ParameterError", "Partial", "Range", "Rows", "Scores", "Term", "TermError", "Weights",
-    "alibi_slopes", "axes", "describe", "merge", "observe", "stack", "unstack",
+    "ParameterError", "Partial", "Range", "Rows", "Scores", "Stepwise", "Term", "TermError",
+    "Weights", "alibi_slopes", "axes", "describe", "merge", "observe", "stack", "stepwise",
+    "unstack",
 }  # fmt: skip
 """Public names that are no terms and make none: errors, records, and functions of terms."""
+
+DRAWING = {
+    "Generated", "generate", "greedy", "keep_top_k", "keep_top_p", "log_probability",
+    "speculate", "stream_tokens",
+}  # fmt: skip
+"""Names of the models that draw tokens, from logits of which some are -inf."""

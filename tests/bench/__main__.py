@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 
 import attention
+import decode
 import language
 
-BENCHES = {"language": language.main, "attention": attention.main, "quick": attention.quick}
+BENCHES = {"language": language.main, "attention": attention.main, "decode": decode.main}
 
 
 def main(names: list[str]) -> None:

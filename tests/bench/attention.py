@@ -268,10 +268,3 @@ def main(lengths: tuple[int, ...] = (512, 1024, 2048, 4096), rounds: int = 5) ->
     reassociated(rounds)
     compiling()
     choosing(rounds)
-
-
-def quick() -> None:
-    """A minute of it."""
-    against_peers((1024,), 2)
-    skipping(2)
-    reassociated(2)
