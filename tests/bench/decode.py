@@ -5,6 +5,8 @@ Beside it: the whole forward run again for a token, and all weights read once, w
 undercut.
 """
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import time
