@@ -27,7 +27,7 @@ from .term import Leaf
 from .tiles import Fold, Grid, Layout, Place, Side, fold
 from .wrap import Everywhere
 
-__all__ = ["answer", "planned"]
+__all__ = ["Reading", "answer", "finished", "masks", "planned"]
 
 
 class Unmasked(Apply):
@@ -119,8 +119,8 @@ class Reading:
             weights = step.run(run, weights, context)
         return total, weights.mixed(weights.value)
 
-    def whole(self, x: Scores, query: Rows, context: Context) -> Partial:
-        """What queries gather from a table of scores."""
+    def whole(self, x: Any, query: Rows, context: Context) -> Partial:
+        """What queries gather from entries, or from a table of scores, at once."""
         for step in self.steps:
             x = step.run(self.run, x, context)
         keys = Range(0, x.score.shape[1])
@@ -222,7 +222,11 @@ def answer(
         else:
             found.append(reading.whole(value, x.marks.query, context))
             column += value.score.shape[1]
-    together: Any = reduce(partial(merge, stream.how), found)
+    return finished(stream, reduce(partial(merge, stream.how), found), x.value.dtype)
+
+
+def finished(stream: Streamed, found: Any, kind: Any) -> Array:
+    """The answer, once all is gathered."""
     if isinstance(stream.end, LogSumExp):
-        return stream.end.value(together.reference, together.total)
-    return (together.mixed / stream.how.divisor(together.total)[:, None]).astype(x.value.dtype)
+        return stream.end.value(found.reference, found.total)
+    return (found.mixed / stream.how.divisor(found.total)[:, None]).astype(kind)

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
+from . import sums
 from .alike import alike
 from .apply import Apply, call
 from .compose import Join
@@ -33,6 +34,8 @@ from .records import Entries, Marks, Rows, Weights
 from .repeat import Each
 from .run import Context, Name, Run, put, select
 from .sight import found, named, pauses, sight, stages
+from .stream import Streamed
+from .sums import summing
 from .term import Leaf, Term, as_term
 from .wrap import Given, Wrapper
 
@@ -125,8 +128,10 @@ class Start(Apply):
                 "by step"
             )
         name = form.names[lookup.stages[0][0]]
+        if stream := summing(form, lookup):
+            return self.summed(name, stream, x.replace(marks=Marks(ours, ours)), context)
         chunk = {"key": x.key, "value": x.value, **facts(lookup, context, len(x.key))}
-        before = self.memory(name, lookup, chunk)
+        before = self.memory(name, lambda: self.room(lookup, chunk))
         if not len(positions):
             self.keep(name, {"memory": before})
             return super().lookup(form, lookup, x, context, step)
@@ -134,10 +139,21 @@ class Start(Apply):
         self.keep(name, {"memory": after})
         asked = recalled(x, ours, lookup, before, after, chunk)
         y = super().lookup(form, lookup, asked, context, step)
-        return self.sound(lookup, before, positions, y)
+        return self.sound(lambda: answerable(lookup, before, positions), y)
 
-    def memory(self, name: Name, lookup: Lookup, chunk: Any) -> Memory:
-        """A new memory: of as many rows as the lookup sees back, if less than the capacity."""
+    def summed(self, name: Name, stream: Streamed, x: Entries, context: Context) -> Any:
+        """Where sums over the keys are all that later queries need, no rows are kept."""
+        before = self.memory(name, lambda: sums.empty(stream, x, context))
+        self.keep(name, {"memory": sums.added(stream, before, x, context)})
+        y = sums.asked(stream, self, before, x, context)
+        return self.sound(lambda: sums.continues(before, x.marks.query.position), y)
+
+    def memory(self, name: Name, new: Callable[[], Any]) -> Any:
+        """What was kept so far: here nothing yet."""
+        return new()
+
+    def room(self, lookup: Lookup, chunk: Any) -> Memory:
+        """A new memory of rows: of as many rows as the lookup sees back, if less than the capacity."""
         back, ahead = sight(lookup)
         if ahead and not pauses(lookup, self.plan.capacity):
             raise CompositionError(looks_ahead(lookup))
@@ -145,8 +161,8 @@ class Start(Apply):
         rows = rows if back is None else min(rows, back + self.plan.slack)
         return blank(rows, floats_as(self.plan.dtype, chunk))
 
-    def sound(self, lookup: Lookup, memory: Memory, positions: Array, y: Any) -> Any:
-        """The answer, if it could be given."""
+    def sound(self, holds: Callable[[], Any], y: Any) -> Any:
+        """The answer, if it can be given."""
         return y
 
     def look(self, one: Callable, arguments: tuple, axes: tuple) -> None:
@@ -209,11 +225,11 @@ class Step(Start):
         self.keep(form.names[index], kept)
         return kept["read"]
 
-    def memory(self, name: Name, lookup: Lookup, chunk: Any) -> Memory:
+    def memory(self, name: Name, new: Callable[[], Any]) -> Any:
         return select(self.state, single(name))["memory"]
 
-    def sound(self, lookup: Lookup, memory: Memory, positions: Array, y: Any) -> Any:
-        return only_if(answerable(lookup, memory, positions), y)
+    def sound(self, holds: Callable[[], Any], y: Any) -> Any:
+        return only_if(holds(), y)
 
 
 def single(name: Name) -> str:

@@ -25,6 +25,7 @@ SCORED = score(dot) @ PROJECTED
 WEIGHED = normalize(softmax) @ SCORED
 HEAD = aggregate() @ WEIGHED
 SEEN = mask(causal) @ score(dot)
+SUMMED = aggregate() @ normalize(row_sum) @ mask(causal) @ score(features(pointwise(jnp.exp)))
 CAUSAL = aggregate() @ normalize(softmax) @ SEEN
 SEGMENTED = normalize(softmax) @ mask(same("segments")) @ SCORED
 
@@ -48,6 +49,13 @@ def stepped(
     params = term.init(KEY, x, **context)
     start, step = stepwise(term)
     return step(params, start(params, x, capacity, **context), x, rng=rng, **context)
+
+
+def twice(term: Term, **context: Any) -> tuple[Any, Any]:
+    """Two steps, the second as the context says."""
+    params, (start, step) = term.init(KEY, X), stepwise(term)
+    state, _ = step(params, start(params, X, 8), X)
+    return step(params, state, X, **context)
 
 
 def called(params: Any, term: Term = linear(3), x: Any = X) -> Any:
@@ -684,6 +692,10 @@ RUN: dict[str, Slip] = {
             rng=KEY,
         ),
         "dropout(0.5) numbers rows and columns from 0 here",
+    ),
+    "stepping back where keys are summed up": Slip(
+        lambda: twice(SUMMED @ project(4), positions=0),
+        "position 5 comes next, and not 0: keys that are summed up cannot be taken back",
     ),
     "stepping a pair": Slip(
         lambda: stepped(linear(3) @ pick(1), (X, X[:2])), "a step takes the next rows of one"

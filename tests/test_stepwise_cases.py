@@ -317,3 +317,24 @@ def test_a_memory_is_read_once():
     assert f"f32[3,{WIDTH}] = dot_general" not in text
     with pytest.raises(ContextError, match="memory was given to start, and what is read"):
         step(params, state, x, memory=memory)
+
+
+# Sums in place of rows
+
+
+def raised(x):
+    return jax.nn.elu(x) + 1
+
+
+@pytest.mark.parametrize("how", [row_sum, identity])
+def test_keys_that_are_summed_up_take_constant_memory(how):
+    """Linear attention: the state is as large after 140 rows as before, and the whole is the same."""
+    scores = mask(causal) @ score(features(pointwise(raised)))
+    attention = compose(aggregate(), normalize(how), scores, project(4))
+    term = (identity + 0.01 * (linear(WIDTH) @ heads(2, attention))) ** 2
+    x = np.random.default_rng(0).standard_normal((140, WIDTH)).astype(np.float32)
+    params = drawn(term, x)
+    y, state = fed(term, params, x, (130, 3, *(1,) * 7), capacity=1)
+    np.testing.assert_allclose(y, quick(materialized(term))(params, x), rtol=1e-4, atol=1e-4)
+    kept = {leaf.shape for leaf in jax.tree.leaves(state["memory"])}
+    assert kept == {(2, 2, 4, 4), (2, 2, 4), (2, 1)}

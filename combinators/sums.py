@@ -1,0 +1,90 @@
+"""Memory of constant size: where keys are summed up before they are asked, sums are all to keep.
+
+total = Σ φ(k),    mixed = Σ φ(k) vᵀ        over all keys so far (Katharopoulos et al. 2020)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.core import Tracer
+
+from .gather import Reading, finished, masks
+from .lookup import Lookup
+from .memory import held
+from .predicates import causal
+from .records import Entries
+from .run import Context
+from .stream import Partial, Streamed, merge, streamed_form
+
+__all__ = ["added", "asked", "continues", "empty", "summing"]
+
+Sums = dict[str, Any]
+"""`total` (d,), `mixed` (d, e) and `length`, the position that comes next."""
+
+
+def summing(form: Any, lookup: Lookup) -> Streamed | None:
+    """The lookup as a stream, where the sums over its keys are all that later queries need."""
+    stream = streamed_form(form, lookup)
+    if isinstance(stream, str) or stream.features is None:
+        return None
+    seen = [stage.predicate for stage in masks(stream.branches[0].tiled)]
+    return stream if seen == [causal] else None
+
+
+def features_of(stream: Any, context: Context) -> Callable[[Array], Array]:
+    """The features, in at least float32: sums grow long."""
+    phi = partial(stream.features.map.apply, {}, context=context)
+    return lambda rows: phi(rows).astype(jnp.promote_types(rows.dtype, jnp.float32))
+
+
+def empty(stream: Streamed, x: Entries, context: Context) -> Sums:
+    """The sums over no keys."""
+    key = features_of(stream, context)(x.key[:0])
+    mixed = jnp.zeros((key.shape[1], x.value.shape[1]), key.dtype)
+    return {"total": mixed.sum(1), "mixed": mixed, "length": jnp.zeros((), jnp.int32)}
+
+
+def added(stream: Streamed, sums: Sums, x: Entries, context: Context) -> Sums:
+    """The sums over the keys of a chunk as well."""
+    key = features_of(stream, context)(x.key)
+    return {
+        "total": sums["total"] + key.sum(0),
+        "mixed": sums["mixed"] + key.T @ x.value.astype(key.dtype),
+        "length": sums["length"] + len(x.key),
+    }
+
+
+def asked(stream: Streamed, run: Any, sums: Sums, x: Entries, context: Context) -> Array:
+    """What the queries of a chunk get from the keys before it and from those in it."""
+    query = features_of(stream, context)(x.query)
+    total, mixed = query @ sums["total"], query @ sums["mixed"]
+    reading = Reading(stream, stream.branches[0].tiled, run, 0)
+    if len(query) > 128:
+        own = reading.tiled(x, context, (128, 128))
+    else:
+        own = reading.whole(x, x.marks.query, context)
+    found = merge(stream.how, own, Partial(jnp.zeros_like(total), total, mixed))
+    return finished(stream, found, x.value.dtype)
+
+
+def continues(sums: Sums, positions: Array) -> Any:
+    """Whether a chunk stands where the sums end: what was added cannot be taken away."""
+    known = positions if isinstance(positions, Tracer) else np.asarray(positions)
+    first, length = known[0], sums["length"]
+    return held([
+        (
+            (known == first + np.arange(len(known))).all(),
+            lambda: "the positions of a step follow each other by one",
+        ),
+        (
+            first == length,
+            lambda: f"position {length} comes next, and not {first}: keys that are summed up "
+            "cannot be taken back",
+        ),
+    ])  # fmt: skip
