@@ -153,7 +153,7 @@ class Start(Apply):
         return new()
 
     def room(self, lookup: Lookup, chunk: Any) -> Memory:
-        """A new memory of rows: of as many rows as the lookup sees back, if less than the capacity."""
+        """A new memory of as many rows as the lookup sees back, if less than the capacity."""
         back, ahead = sight(lookup)
         if ahead and not pauses(lookup, self.plan.capacity):
             raise CompositionError(looks_ahead(lookup))

@@ -328,7 +328,7 @@ def raised(x):
 
 @pytest.mark.parametrize("how", [row_sum, identity])
 def test_keys_that_are_summed_up_take_constant_memory(how):
-    """Linear attention: the state is as large after 140 rows as before, and the whole is the same."""
+    """Linear attention: state is as large after 140 rows as before, and steps are the whole."""
     scores = mask(causal) @ score(features(pointwise(raised)))
     attention = compose(aggregate(), normalize(how), scores, project(4))
     term = (identity + 0.01 * (linear(WIDTH) @ heads(2, attention))) ** 2
