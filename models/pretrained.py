@@ -1,0 +1,124 @@
+"""Backbones with the weights that others trained: a folder or a file becomes a term and parameters.
+
+    term, params, tokenizer = load("path/to/model")
+    logits = term(params, jnp.array(tokenizer.encode("The capital of France is").ids))
+
+A folder is laid out as Hugging Face's are: config.json, model.safetensors (or an index of several
+files) and tokenizer.json. A file is a GGUF file. Needs the extra `pretrained`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from gguf import GGUFReader
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+
+from ..combinators import Term, stack
+from . import files, gguf_file
+from .bert import bert, bert_layout
+from .configuration import Config, require
+from .gpt2 import gpt2, gpt2_layout
+from .layout import from_theirs, to_theirs
+from .llama import llama, llama_layout
+
+__all__ = ["Pretrained", "architecture", "configuration", "load", "save"]
+
+FAMILIES = {
+    "bert": (bert, bert_layout),
+    "gpt2": (gpt2, gpt2_layout),
+    "llama": (llama, llama_layout),
+}
+
+
+class Pretrained(NamedTuple):
+    """A term, its parameters, and the tokenizer that makes its input; None where there is none."""
+
+    term: Term
+    params: dict[str, Any]
+    tokenizer: Tokenizer | None
+
+
+def load(path: str | Path, dtype: str = "float32") -> Pretrained:
+    """A backbone from a folder of Hugging Face's layout or from a GGUF file.
+
+    The file is mapped into memory and each array copied once, into its place. Layers are stacked;
+    `unstack(term, params)` takes them apart. `dtype` is that of the parameters.
+
+    Raises CompositionError, by the field's name, for a variant that is not supported;
+    ParameterError, which lists the names, where weights are missing or left over;
+    FileNotFoundError where there is no such file.
+    """
+    path = Path(path)
+    if path.is_dir():
+        config, source = configuration(path), files.weights(path)
+        own = path / "tokenizer.json"
+        tokenizer = Tokenizer.from_file(str(own)) if own.is_file() else None
+    else:
+        file = GGUFReader(path)
+        config = gguf_file.configuration(file)
+        source, tokenizer = gguf_file.weights(file, config), gguf_file.tokenizer(file)
+    term = architecture(config)
+    _, layout = family(config)
+    params = from_theirs(layout(config), source, declared(term), dtype)
+    return Pretrained(term, params, tokenizer)
+
+
+def configuration(path: str | Path) -> dict[str, Any]:
+    """The fields of a folder's config.json, or of a GGUF file under the same names."""
+    path = Path(path)
+    if path.is_dir():
+        return json.loads((path / "config.json").read_text())
+    return gguf_file.configuration(GGUFReader(path))
+
+
+def architecture(config: Config) -> Term:
+    """The term that a configuration describes.
+
+    Raises CompositionError, by the field's name, for what is not supported.
+    """
+    term, _ = family(config)
+    return term(config)
+
+
+def family(config: Config) -> Any:
+    require(config, model_type=tuple(FAMILIES))
+    return FAMILIES[config["model_type"]]
+
+
+def declared(term: Term) -> dict[str, Any]:
+    """The abstract parameters of a term that reads tokens."""
+    one = jax.ShapeDtypeStruct((1,), jnp.int32)
+    known = {"token_types": one, "lengths": jax.ShapeDtypeStruct((), jnp.int32)}
+    context = {name: known[name] for name in term.reads}
+    return jax.eval_shape(term.init, jax.random.key(0), one, **context)
+
+
+def save(
+    folder: str | Path,
+    config: Config,
+    params: Mapping[str, Any],
+    tokenizer: Tokenizer | None = None,
+) -> None:
+    """Write a backbone as transformers reads it: config.json, model.safetensors, tokenizer.json.
+
+    `config` is that of the backbone, as `configuration` reads it. Raises ParameterError for
+    parameters of another model.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    _, layout = family(config)
+    params = stack(architecture(config), params)
+    arrays = to_theirs(layout(config), params)
+    save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
+    fields = {name: value for name, value in config.items() if name != "torch_dtype"}
+    fields["dtype"] = next(iter(arrays.values())).dtype.name
+    (folder / "config.json").write_text(json.dumps(fields, indent=2))
+    if tokenizer is not None:
+        tokenizer.save(str(folder / "tokenizer.json"))
