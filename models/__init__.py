@@ -5,8 +5,11 @@
     backbone   = transformer(4, attention=attention, dictionary=mlp)
     language   = gpt(256, 64, 128, backbone)
 
-A variant is a term or a function from terms to terms that you pass in; where none is offered,
-write the line itself.
+    term, params, tokenizer = combinax.models.pretrained.load("path/to/model")
+
+`bert`, `gpt2` and `llama` are backbones by the fields of a config.json; `pretrained` loads the
+weights that others trained. A variant is a term or a function from terms to terms that you pass in;
+where none is offered, write the line itself.
 """
 
 from .attention import (
@@ -18,7 +21,10 @@ from .attention import (
     multi_head,
     one_memory,
 )
-from .dictionary import dictionary, gated_dictionary, keys
+from .bert import bert, first, mean_pool, sentence, unit
+from .dictionary import biased_dictionary, dictionary, gated_dictionary, keys
+from .gpt2 import gpt2
+from .llama import llama
 from .transformer import (
     block,
     decoder,
@@ -34,7 +40,8 @@ from .transformer import (
 __all__ = [
     "head", "multi_head", "grouped_heads", "cross_attention",
     "causal_scores", "from_context", "one_memory",
-    "dictionary", "gated_dictionary", "keys",
+    "dictionary", "biased_dictionary", "gated_dictionary", "keys",
     "block", "pre_norm", "post_norm", "transformer",
     "encoder", "decoder", "reading_decoder", "encoder_decoder", "gpt",
+    "bert", "first", "mean_pool", "unit", "sentence", "gpt2", "llama",
 ]  # fmt: skip

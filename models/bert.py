@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from ..combinators import (
@@ -43,7 +40,7 @@ from .dictionary import biased_dictionary
 from .layout import Layout, rules
 from .transformer import post_norm, transformer
 
-__all__ = ["batch", "bert", "bert_layout", "sentence"]
+__all__ = ["bert", "first", "mean_pool", "sentence", "unit"]
 
 biased = partial(linear, bias=True)
 
@@ -101,20 +98,30 @@ def bert(config: Config) -> Term:
 
 
 def first(rows: Array) -> Array:
-    """The first row, as a table of one."""
+    """The first row as a table of one, (T, d) -> (1, d): where BERT's [CLS] stands.
+
+    >>> lift(first)({}, jnp.ones((3, 2))).shape
+    (1, 2)
+    """
     return rows[:1]
 
 
-def unit(x: Array) -> Array:
-    """x / |x|."""
-    return x / jnp.linalg.norm(x, axis=-1, keepdims=True)
+def of_length_one(x: Array) -> Array:
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return (wide / jnp.linalg.norm(wide, axis=-1, keepdims=True)).astype(x.dtype)
 
 
-mean = compose(
-    aggregate(), normalize(softmax), mask(valid("lengths")), score(scaled_dot, scale=0.0),
+unit = pointwise(of_length_one, "unit")
+"""x / |x|, over the last axis."""
+
+mean_pool = compose(
+    aggregate(),
+    normalize(softmax),
+    mask(valid("lengths")),
+    score(scaled_dot, scale=0.0),
     project(query=lift(first), key=identity, value=identity),
-)  # fmt: skip
-"""The mean of the valid rows, (T, d) -> (1, d): a question that every key answers alike."""
+)
+"""The mean of the first `lengths` rows, (T, d) -> (1, d): a question that all keys answer alike."""
 
 
 def sentence(encoder: Term) -> Term:
@@ -126,24 +133,7 @@ def sentence(encoder: Term) -> Term:
     >>> sentence(fanout(identity, identity))({}, jnp.array([[6.0, 0.0], [0.0, 8.0]]), lengths=2)
     Array([[0.6, 0.8]], dtype=float32)
     """
-    return pointwise(unit) @ mean @ pick(0) @ encoder
-
-
-def batch(tokenizer: Any, texts: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Texts as one batch: tokens (B, T), and as context their `lengths` (B,) and `token_types`
-    (B, T); T is the length of the longest.
-
-        tokens, context = batch(tokenizer, texts)
-        hidden, pooled = each(term)(params, tokens, **context)
-
-    The tokenizer is one of the package `tokenizers`; what it does beside, it does: it may truncate.
-    """
-    rows = tokenizer.encode_batch(list(texts))
-    lengths = np.array([sum(row.attention_mask) for row in rows], np.int32)
-    tokens, types = np.zeros((2, len(rows), lengths.max()), np.int32)
-    for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-        tokens[i, :length], types[i, :length] = row.ids[:length], row.type_ids[:length]
-    return tokens, {"lengths": lengths, "token_types": types}
+    return unit @ mean_pool @ pick(0) @ encoder
 
 
 # Weights

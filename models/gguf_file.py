@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gguf import GGUFReader, ReaderTensor, dequantize
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from .configuration import Config, require
 from .layout import Source
 
-__all__ = ["configuration", "tokenizer", "weights"]
+__all__ = ["read"]
 
 FIELDS = {
     "vocab_size": "llama.vocab_size",
@@ -46,6 +46,16 @@ NAMES = {
 }
 
 
+def read(path: Path) -> tuple[dict[str, Any], Source, Tokenizer]:
+    """The configuration, the weights and the tokenizer of a file, which is mapped into memory.
+
+    Raises CompositionError, by the field's name, for what is not supported.
+    """
+    file = GGUFReader(path)  # a hundred thousand small objects, so it is not kept
+    config = configuration(file)
+    return config, weights(file, config), tokenizer(file)
+
+
 def value(file: GGUFReader, name: str) -> Any:
     """A field of the file, None where it is not there."""
     field = file.get_field(name)
@@ -66,6 +76,8 @@ def configuration(file: GGUFReader) -> dict[str, Any]:
     supported(file, "general.architecture", "llama")
     supported(file, "llama.rope.scaling.type", None, "none")
     found = {ours: value(file, theirs) for ours, theirs in FIELDS.items()}
+    size = found["hidden_size"] // found["num_attention_heads"]
+    supported(file, "llama.rope.dimension_count", None, size)
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

@@ -21,7 +21,7 @@ from .dictionary import biased_dictionary
 from .layout import Layout, rules
 from .transformer import pre_norm, transformer
 
-__all__ = ["gpt2", "gpt2_layout"]
+__all__ = ["gpt2"]
 
 biased = partial(linear, bias=True)
 

@@ -1,23 +1,28 @@
-"""Llama: a decoder, pre-norm, with rotary positions, grouped heads and gates (Touvron et al. 2023)."""
+"""Llama: a decoder with rotary positions, grouped heads and gates (Touvron et al. 2023)."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from ..combinators import CompositionError, Term, linear, normalize, project, rms_norm, rotary
+from ..combinators import (
+    Term,
+    by_wavelength,
+    interpolated,
+    linear,
+    normalize,
+    project,
+    rms_norm,
+    rotary,
+)
 from .attention import causal_scores, grouped_heads
 from .configuration import Config, activation, language_model, require
 from .dictionary import gated_dictionary
 from .layout import Layout, rules
 from .transformer import pre_norm, transformer
 
-__all__ = ["interpolated", "llama", "llama3_scaled", "llama_layout"]
+__all__ = ["llama"]
 
 
 def llama(config: Config) -> Term:
@@ -71,37 +76,9 @@ def turned(config: Config) -> Term:
     return rotary(float(base), scaling=SCALINGS[kind](asked) if kind in SCALINGS else None)
 
 
-@dataclasses.dataclass(frozen=True)
-class interpolated:
-    """Frequencies over a factor: positions of a longer text, as if between those of training
-    (Chen et al. 2023)."""
-
-    factor: float
-
-    def __call__(self, frequency: np.ndarray) -> np.ndarray:
-        return frequency / self.factor
-
-
-@dataclasses.dataclass(frozen=True)
-class llama3_scaled:
-    """Slow waves over a factor, fast ones as they were, those in between smoothly so (Llama 3,
-    2024). Slow and fast are those that turn less than `low` and more than `high` times in `length`.
-    """
-
-    factor: float
-    low: float
-    high: float
-    length: int
-
-    def __call__(self, frequency: np.ndarray) -> np.ndarray:
-        turns = self.length * frequency / (2 * math.pi)
-        fast = np.clip((turns - self.low) / (self.high - self.low), 0, 1)
-        return frequency * (fast + (1 - fast) / self.factor)
-
-
 SCALINGS: Mapping[str, Any] = {
     "linear": lambda asked: interpolated(asked["factor"]),
-    "llama3": lambda asked: llama3_scaled(
+    "llama3": lambda asked: by_wavelength(
         asked["factor"],
         asked["low_freq_factor"],
         asked["high_freq_factor"],

@@ -10,13 +10,13 @@ files) and tokenizer.json. A file is a GGUF file. Needs the extra `pretrained`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from gguf import GGUFReader
+import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
@@ -28,7 +28,7 @@ from .gpt2 import gpt2, gpt2_layout
 from .layout import from_theirs, to_theirs
 from .llama import llama, llama_layout
 
-__all__ = ["Pretrained", "architecture", "configuration", "load", "save"]
+__all__ = ["Pretrained", "architecture", "batch", "configuration", "load", "save"]
 
 FAMILIES = {
     "bert": (bert, bert_layout),
@@ -61,9 +61,7 @@ def load(path: str | Path, dtype: str = "float32") -> Pretrained:
         own = path / "tokenizer.json"
         tokenizer = Tokenizer.from_file(str(own)) if own.is_file() else None
     else:
-        file = GGUFReader(path)
-        config = gguf_file.configuration(file)
-        source, tokenizer = gguf_file.weights(file, config), gguf_file.tokenizer(file)
+        config, source, tokenizer = gguf_file.read(path)
     term = architecture(config)
     _, layout = family(config)
     params = from_theirs(layout(config), source, declared(term), dtype)
@@ -75,7 +73,7 @@ def configuration(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     if path.is_dir():
         return json.loads((path / "config.json").read_text())
-    return gguf_file.configuration(GGUFReader(path))
+    return gguf_file.read(path)[0]
 
 
 def architecture(config: Config) -> Term:
@@ -122,3 +120,20 @@ def save(
     (folder / "config.json").write_text(json.dumps(fields, indent=2))
     if tokenizer is not None:
         tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def batch(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Texts as one batch: tokens (B, T), and as context their `lengths` (B,) and `token_types`
+    (B, T); T is the length of the longest.
+
+        tokens, context = batch(tokenizer, texts)
+        hidden, pooled = each(term)(params, tokens, **context)
+
+    The tokenizer truncates where it is made to, and MiniLM's is.
+    """
+    rows = tokenizer.encode_batch(list(texts))
+    lengths = np.array([sum(row.attention_mask) for row in rows], np.int32)
+    tokens, types = np.zeros((2, len(rows), lengths.max()), np.int32)
+    for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        tokens[i, :length], types[i, :length] = row.ids[:length], row.type_ids[:length]
+    return tokens, {"lengths": lengths, "token_types": types}

@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
 
 from combinax.combinators import Term, observe, unstack
