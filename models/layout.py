@@ -123,9 +123,13 @@ def from_theirs(
     found = {layout.short(name): name for name in source}
     found = {key: name for key, name in found.items() if not re.fullmatch(layout.ignored, key)}
     named = {name: per_layer(name, shapes[rule.paths[0]][0]) for name, rule in layout.rules.items()}
-    wanted = {layout.short(name) for names in named.values() for name in names}
-    complain("missing", wanted - found.keys())
-    complain("none of this model's", found.keys() - wanted)
+    wanted = {layout.short(full): full for names in named.values() for full in names}
+    complain(
+        "of this model are not in the file", [wanted[key] for key in wanted.keys() - found.keys()]
+    )
+    complain(
+        "of the file are none of this model's", [found[key] for key in found.keys() - wanted.keys()]
+    )
     params = {}
     for name, rule in layout.rules.items():
         ours = [unwritten(shapes[path], jnp.dtype(dtype)) for path in rule.paths]
@@ -162,6 +166,5 @@ def to_theirs(layout: Layout, params: Mapping[str, Any]) -> dict[str, np.ndarray
 
 def complain(what: str, names: Collection[str]) -> None:
     if names:
-        raise ParameterError(
-            f"of the weights in this file {len(names)} are {what}: " + ", ".join(sorted(names))
-        )
+        listed = ", ".join(sorted(names))
+        raise ParameterError(f"{len(names)} weights {what}: {listed}")

@@ -24,11 +24,14 @@ from ..combinators import Term, stack
 from . import files, gguf_file
 from .bert import bert, bert_layout
 from .configuration import Config, require
+from .files import minilm, smollm2
 from .gpt2 import gpt2, gpt2_layout
 from .layout import from_theirs, to_theirs
 from .llama import llama, llama_layout
 
-__all__ = ["Pretrained", "architecture", "batch", "configuration", "load", "save"]
+__all__ = [
+    "Pretrained", "architecture", "batch", "configuration", "load", "minilm", "save", "smollm2",
+]  # fmt: skip
 
 FAMILIES = {
     "bert": (bert, bert_layout),

