@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from combinax import models
 from combinax.combinators import *
+from combinax.combinators.flax import from_nnx
 from combinax.models.layout import Layout, from_theirs, rules
 
 KEY = jax.random.key(0)
@@ -646,6 +648,11 @@ RUN: dict[str, Slip] = {
     "a shared name taken": Slip(
         lambda: run(shared(linear(3), name="linear") @ linear(4)),
         "shared(…, name='linear') takes the name of a stage: choose another",
+    ),
+    # modules of flax
+    "a module with state": Slip(
+        lambda: run(from_nnx(nnx.BatchNorm, 4)),
+        "keeps BatchStat beside its parameters: it has state",
     ),
     # functions of one's own
     "lift": Slip(
