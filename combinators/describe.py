@@ -239,5 +239,5 @@ def counted(rows: list[Row], declared: Mapping[str, Any]) -> list[Row]:
     sizes: Counter[tuple[str, ...]] = Counter()
     for path, parameter in walk(declared):
         around = (row.path for row in rows if row.path == path[: len(row.path)])
-        sizes[max(around, key=len)] += math.prod(parameter.shape)
+        sizes[max(around, key=len, default=())] += math.prod(parameter.shape)
     return [dataclasses.replace(row, parameters=sizes.pop(row.path, 0)) for row in rows]

@@ -9,7 +9,7 @@ It is imported by its own name, `combinax.combinators.flax`, because flax.nnx is
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -70,7 +70,8 @@ class Drawn:
     path: tuple[str, ...]
 
     def __call__(self, key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
-        return flatten_dict(self.module.drawn(key, self.x))[self.path].astype(dtype)
+        drawn: Any = flatten_dict(self.module.drawn(key, self.x))
+        return drawn[self.path].astype(dtype)
 
 
 @form
@@ -130,11 +131,11 @@ class from_nnx(Module):
     {'bias': (3,), 'kernel': (4, 3)}
     """
 
-    module: type[nnx.Module]
+    module: Callable[..., nnx.Module]
     arguments: tuple[Any, ...] = ()
     options: tuple[tuple[str, Any], ...] = ()
 
-    def __init__(self, module: type[nnx.Module], *arguments: Any, **options: Any):
+    def __init__(self, module: Callable[..., nnx.Module], *arguments: Any, **options: Any):
         object.__setattr__(self, "module", module)
         object.__setattr__(self, "arguments", arguments)
         object.__setattr__(self, "options", tuple(sorted(options.items())))

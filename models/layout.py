@@ -119,7 +119,8 @@ def from_theirs(
     `declared` is the tree of `term.init`, arrays or abstract. Raises ParameterError that lists
     what is missing, what is left over, or what has another shape.
     """
-    shapes = {path: leaf.shape for path, leaf in flatten_dict(dict(declared), sep="/").items()}
+    flat: dict[str, Any] = flatten_dict(dict(declared), sep="/")
+    shapes = {path: leaf.shape for path, leaf in flat.items()}
     found = {layout.short(name): name for name in source}
     found = {key: name for key, name in found.items() if not re.fullmatch(layout.ignored, key)}
     named = {name: per_layer(name, shapes[rule.paths[0]][0]) for name, rule in layout.rules.items()}

@@ -21,6 +21,8 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 from ..combinators import Term, stack
+from ..combinators.check import fit
+from ..combinators.declare import declare
 from . import files, gguf_file
 from .bert import bert, bert_layout
 from .configuration import Config, require
@@ -41,11 +43,12 @@ FAMILIES = {
 
 
 class Pretrained(NamedTuple):
-    """A term, its parameters, and the tokenizer that makes its input; None where there is none."""
+    """A term, its parameters, and the tokenizer that makes its input: a `tokenizers.Tokenizer`, or
+    None where the folder has none."""
 
     term: Term
     params: dict[str, Any]
-    tokenizer: Tokenizer | None
+    tokenizer: Any
 
 
 def load(path: str | Path, dtype: str = "float32") -> Pretrained:
@@ -65,9 +68,8 @@ def load(path: str | Path, dtype: str = "float32") -> Pretrained:
         tokenizer = Tokenizer.from_file(str(own)) if own.is_file() else None
     else:
         config, source, tokenizer = gguf_file.read(path)
-    term = architecture(config)
-    _, layout = family(config)
-    params = from_theirs(layout(config), source, declared(term), dtype)
+    term, layout = (make(config) for make in family(config))
+    params = from_theirs(layout, source, declared(term), dtype)
     return Pretrained(term, params, tokenizer)
 
 
@@ -84,8 +86,8 @@ def architecture(config: Config) -> Term:
 
     Raises CompositionError, by the field's name, for what is not supported.
     """
-    term, _ = family(config)
-    return term(config)
+    make, _ = family(config)
+    return make(config)
 
 
 def family(config: Config) -> Any:
@@ -94,11 +96,10 @@ def family(config: Config) -> Any:
 
 
 def declared(term: Term) -> dict[str, Any]:
-    """The abstract parameters of a term that reads tokens."""
+    """What a term that reads tokens learns."""
     one = jax.ShapeDtypeStruct((1,), jnp.int32)
     known = {"token_types": one, "lengths": jax.ShapeDtypeStruct((), jnp.int32)}
-    context = {name: known[name] for name in term.reads}
-    return jax.eval_shape(term.init, jax.random.key(0), one, **context)
+    return declare(term, one, {name: known[name] for name in term.reads})[0]
 
 
 def save(
@@ -112,11 +113,11 @@ def save(
     `config` is that of the backbone, as `configuration` reads it. Raises ParameterError for
     parameters of another model.
     """
+    term, layout = (make(config) for make in family(config))
+    fit(term, declared(term), params)
+    arrays = to_theirs(layout, stack(term, params))
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    _, layout = family(config)
-    params = stack(architecture(config), params)
-    arrays = to_theirs(layout(config), params)
     save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
     fields = {name: value for name, value in config.items() if name != "torch_dtype"}
     fields["dtype"] = next(iter(arrays.values())).dtype.name

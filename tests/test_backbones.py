@@ -109,6 +109,14 @@ def test_saving_writes_the_file_of_transformers(name, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, again.params, params)
 
 
+def test_parameters_of_another_model_are_not_saved(tmp_path):
+    asked = oracle("gpt2")
+    _, params, _ = load(asked.folder(tmp_path / "theirs"))
+    with pytest.raises(ParameterError, match="layer_norm is missing"):
+        save(tmp_path / "ours", asked.config, {**params, "layer_norm": {}})
+    assert not (tmp_path / "ours").exists()
+
+
 # Files
 
 

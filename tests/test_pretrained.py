@@ -15,6 +15,7 @@ import pytest
 from combinax.combinators import each, unstack
 from combinax.models import files, sentence
 from combinax.models.pretrained import batch, configuration, load, minilm, save, smollm2
+from combinax.models.reading import matched_pairs, promoted_tokens, spelled
 
 with np.load(Path(__file__).parent / "oracles" / "pretrained.npz") as arrays:
     ORACLE = dict(arrays)
@@ -103,6 +104,23 @@ def test_single_blocks_answer_alike(decoder):
 def test_digits_are_tokens_of_their_own(decoder):
     encoding = decoder.tokenizer.encode("<|im_start|>user\n12345<|im_end|>")
     assert encoding.tokens == ["<|im_start|>", "user", "Ċ", *"12345", "<|im_end|>"]
+
+
+def test_what_entries_of_a_dictionary_say(decoder):
+    promoted = [
+        spelled(decoder.tokenizer, promoted_tokens(decoder.params, layer, [entry], 7).tokens[0])
+        for layer, entry in ((22, 935), (26, 1403))
+    ]
+    assert promoted[0] == [" two", " three", " four", "two", " Two", "three", " Three"]
+    assert {" dark", " gray", "black", " blue"} < set(promoted[1])
+
+
+def test_what_a_head_looks_for(decoder):
+    """An "s" or "t" asks for the apostrophe before it, as in "it's" and "don't"."""
+    letters = [decoder.tokenizer.encode(letter).ids[0] for letter in "abdefgost'’(—.,"]
+    best = matched_pairs(decoder.params, 0, 0, count=2, tokens=letters)
+    assert spelled(decoder.tokenizer, best.query) == ["t", "s"]
+    assert spelled(decoder.tokenizer, best.key) == ["’", "’"]
 
 
 # Where they are missing

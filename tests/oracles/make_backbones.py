@@ -6,6 +6,7 @@
 Each variant has its config.json, its weights as transformers saves them, what goes in, and what
 comes out: logits or hidden states, every layer's hidden state, and every attention map.
 """
+# pyright: reportMissingImports=false
 
 import json
 import tempfile
@@ -97,6 +98,8 @@ def answers(name: str) -> dict[str, np.ndarray]:
 
 
 if __name__ == "__main__":
-    arrays = {f"{name}/{key}": value for name in VARIANTS for key, value in answers(name).items()}
+    arrays: Any = {
+        f"{name}/{key}": value for name in VARIANTS for key, value in answers(name).items()
+    }
     np.savez_compressed(Path(__file__).parent / "backbones.npz", **arrays)
     print(f"transformers {transformers.__version__}, torch {torch.__version__}")

