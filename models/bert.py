@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -45,11 +46,12 @@ __all__ = ["bert", "first", "mean_pool", "sentence", "unit"]
 biased = partial(linear, bias=True)
 
 
-def bert(config: Config) -> Term:
+def bert(config: Config, affine: Callable[[int], Term] = biased) -> Term:
     """BERT by the fields of its config.json; it reads `lengths` and `token_types`.
 
     `BertModel` gives hidden states and what the pooler makes of the first: tokens (T,) ->
-    ((T, d), (1, d)); `BertForMaskedLM` gives logits, (T, vocabulary).
+    ((T, d), (1, d)); `BertForMaskedLM` gives logits, (T, vocabulary). `affine` makes the maps of
+    attention from their width.
 
     Raises CompositionError, by the field's name, for a variant that is not supported.
 
@@ -72,10 +74,10 @@ def bert(config: Config) -> Term:
     act = activation(config, "hidden_act", "gelu")
     attention = multi_head(
         width, heads,
-        entries=lambda size: project(biased(size)),
+        entries=lambda size: project(affine(size)),
         scores=mask(valid("lengths")) @ score(scaled_dot),
         weights=dropout(config.get("attention_probs_dropout_prob", 0.1)) @ normalize(softmax),
-        output=biased,
+        output=affine,
     )  # fmt: skip
     mlp = biased_dictionary(config["intermediate_size"], width, normalize(act))
     types = embed(config.get("type_vocab_size", 2), width) @ read("token_types")

@@ -1,4 +1,4 @@
-"""Reading weights: what was planted is found, and real weights say what plain NumPy says of them."""
+"""Reading weights says what the model itself answers when it is asked."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def drawn(name):
 
 @every_term
 def test_promoted_tokens_are_those_of_a_stream_that_holds_the_value(name):
-    term, params = drawn(name)
+    _, params = drawn(name)
     read = promoted_tokens(params, 1, [4, 2], count=30)
     values = params["blocks"]["dictionary"]["slots"]["value"][1][[4, 2]]
     norm = "layer_norm" if name == "gpt2" else "rms_norm"

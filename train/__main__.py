@@ -103,6 +103,25 @@ def text(
     show(plot.picture(folder / "text.png", panel))
 
 
+@app.command()
+def transfer(
+    data: Annotated[Path, typer.Option(help="A JSON list of [split, intent, sentence].")],
+    seed: Seed = 0,
+    steps: Steps = 60,
+) -> None:
+    """Ten sentences of each intent, by an encoder that others trained: minutes."""
+    from . import transfer as ways  # needs the extra `pretrained`
+
+    with refused():
+        source = ways.intents(data, seed)
+        learned, held_out = (len(texts) for texts, _ in (source.learned, source.held_out))
+        console.print(f"{len(source.names)} intents: {learned} sentences, {held_out} held out")
+        for row in ways.transfer(source, seed, steps):
+            console.print(
+                f"{row.way:<28}{row.weights:>12,} weights learned{row.percent:>8.1f} % right"
+            )
+
+
 def run(task: Task, seed: int) -> tuple[Params, History]:
     """Print the equation and the table, and train with a bar."""
     console.print(str(task.term), highlight=False)
