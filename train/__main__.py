@@ -118,7 +118,7 @@ def transfer(
         console.print(f"{len(source.names)} intents: {learned} sentences, {held_out} held out")
         for row in ways.transfer(source, seed, steps):
             console.print(
-                f"{row.way:<28}{row.weights:>12,} weights learned{row.percent:>8.1f} % right"
+                f"{row.way:<28}{row.percent:6.1f} % right{row.weights:>14,} weights learned"
             )
 
 
