@@ -64,7 +64,7 @@ def matched_pairs(
     layer: int,
     head: int,
     count: int = 10,
-    tokens: Sequence[int] | None = None,
+    tokens: Sequence[int] | np.ndarray | None = None,
     block: int = 256,
 ) -> Pairs:
     """Which tokens a head's queries match best with which tokens' keys: the largest of
@@ -83,7 +83,7 @@ def matched_pairs(
     norm = rms_norm() if "rms_norm" in attention else layer_norm()
     stream = norm(attention[norm.name], table[kinds])
     query, key = projected(attention["heads"], stream, head)
-    best, least = Pairs(*np.zeros((2, 0), int), np.zeros(0, np.float32)), -np.inf
+    best, least = Pairs(np.zeros(0, int), np.zeros(0, int), np.zeros(0)), -np.inf
     for start in range(0, len(kinds), block):
         score = np.asarray(scores(query[start : start + block], key))
         rows, columns = np.nonzero(score > least)

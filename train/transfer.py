@@ -123,7 +123,8 @@ def transfer(
 
     params = with_adapters(narrow.init(key, one[0], **one[1]), start)
     params = learn(narrow, params, asked, rate=2e-3, moves=of_adapters)
-    weights = sum(leaf.size for path, leaf in flatten_dict(params).items() if of_adapters(path))
+    flat: dict[Any, Any] = flatten_dict(params)
+    weights = sum(leaf.size for path, leaf in flat.items() if of_adapters(path))
     yield row("low-rank adapters, merged", weights, merged(narrow, params, one[0], **one[1]))
 
     for way, params in (("all weights", start), ("all weights, from scratch", scratch)):
@@ -139,7 +140,7 @@ def tuned(
     steps: int,
     size: int,
     seed: int,
-    moves: Callable[[tuple[str, ...]], bool] = lambda path: True,
+    moves: Callable[[Any], bool] = lambda path: True,
 ) -> Params:
     """Learn labels from a start; parameters whose path does not move stay bit for bit.
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 
+import backbones
 import language
 
-BENCHES = {"language": language.main}
+BENCHES = {"language": language.main, "backbones": backbones.main}
 
 
 def main(names: list[str]) -> None:

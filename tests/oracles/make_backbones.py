@@ -11,6 +11,7 @@ comes out: logits or hidden states, every layer's hidden state, and every attent
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -98,7 +99,7 @@ def answers(name: str) -> dict[str, np.ndarray]:
 
 
 if __name__ == "__main__":
-    arrays: Any = {
+    arrays: dict[str, Any] = {
         f"{name}/{key}": value for name in VARIANTS for key, value in answers(name).items()
     }
     np.savez_compressed(Path(__file__).parent / "backbones.npz", **arrays)
