@@ -110,11 +110,12 @@ def first(rows: Array) -> Array:
 
 def of_length_one(x: Array) -> Array:
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    return (wide / jnp.linalg.norm(wide, axis=-1, keepdims=True)).astype(x.dtype)
+    size = jnp.linalg.norm(wide, axis=-1, keepdims=True)
+    return (wide / jnp.maximum(size, 1e-12)).astype(x.dtype)
 
 
 unit = pointwise(of_length_one, "unit")
-"""x / |x|, over the last axis."""
+"""x / |x|, over the last axis; 0 where x is 0."""
 
 mean_pool = compose(
     aggregate(),

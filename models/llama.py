@@ -42,6 +42,7 @@ def llama(config: Config) -> Term:
         architectures=(["LlamaForCausalLM"], None),
         head_dim=(width // heads, None),
         mlp_bias=(False,),
+        partial_rotary_factor=(1.0, None),
     )
     norm = rms_norm(config.get("rms_norm_eps", 1e-6))
     affine = partial(linear, bias=config.get("attention_bias", False))

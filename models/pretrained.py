@@ -91,8 +91,9 @@ def architecture(config: Config) -> Term:
 
 
 def family(config: Config) -> Any:
-    require(config, model_type=tuple(FAMILIES))
-    return FAMILIES[config["model_type"]]
+    kind = config.get("model_type")
+    require({"model_type": kind}, model_type=tuple(FAMILIES))
+    return FAMILIES[kind]
 
 
 def declared(term: Term) -> dict[str, Any]:
@@ -137,7 +138,7 @@ def batch(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.ndarray, dict[
     """
     rows = tokenizer.encode_batch(list(texts))
     lengths = np.array([sum(row.attention_mask) for row in rows], np.int32)
-    tokens, types = np.zeros((2, len(rows), lengths.max()), np.int32)
+    tokens, types = np.zeros((2, len(rows), lengths.max(initial=0)), np.int32)
     for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
         tokens[i, :length], types[i, :length] = row.ids[:length], row.type_ids[:length]
     return tokens, {"lengths": lengths, "token_types": types}
