@@ -9,6 +9,7 @@ The five words: an input is projected to entries, scored, masked, normalized, an
 from .aggregate import aggregate, largest, weighted_sum
 from .arithmetic import add, multiply, subtract
 from .bias import Bias, alibi, alibi_slopes, bias, relative, softcap, t5_buckets, temperature
+from .choose import materialized, streamed
 from .compose import compose, fanout, join, parallel, pick
 from .declare import axes
 from .describe import Description, describe
@@ -19,6 +20,7 @@ from .mask import mask
 from .norm import dropout, layer_norm, rms_norm
 from .normalize import (
     RowNormalizer,
+    Streaming,
     gelu,
     gelu_tanh,
     log_sum_exp,
@@ -49,6 +51,8 @@ from .repeat import copies, each, heads, repeat
 from .scaling import by_wavelength, interpolated
 from .score import additive, bilinear, cosine, distance, dot, features, scaled_dot, score
 from .simplex import entmax15, hardmax, sparsemax, top_k
+from .stepwise import Stepwise, stepwise
+from .stream import Partial, merge
 from .term import Leaf, Stage, Term
 from .union import sink, union
 from .values import constant, identity, learned, lift, pointwise, read
@@ -66,7 +70,8 @@ __all__ = [
     "Predicate",
     # normalize: scores become weights
     "normalize", "softmax", "sigmoid", "relu", "relu_squared", "gelu", "gelu_tanh", "silu",
-    "row_sum", "sparsemax", "entmax15", "top_k", "hardmax", "RowNormalizer", "log_sum_exp",
+    "row_sum", "sparsemax", "entmax15", "top_k", "hardmax", "RowNormalizer", "Streaming",
+    "log_sum_exp",
     # aggregate: weights are applied to values
     "aggregate", "weighted_sum", "largest",
     # compose: the combining forms
@@ -74,6 +79,8 @@ __all__ = [
     "union", "sink", "repeat", "each", "copies", "heads", "shared", "named", "tied", "read",
     "given", "learned", "constant", "precision", "lift", "pointwise", "rms_norm", "layer_norm",
     "dropout",
+    # how lookups run: on one table, as a stream, chunk after chunk with what is kept
+    "materialized", "streamed", "Partial", "merge", "stepwise", "Stepwise",
     # looking at terms and parameters
     "describe", "Description", "observe", "axes", "stack", "unstack",
     # what terms are made of, and what flows

@@ -46,6 +46,8 @@ class aggregate(Leaf):
     Array([[2.]], dtype=float32)
     """
 
+    rowwise = True
+
     fold: Callable[[Weights], Array] = weighted_sum
 
     def __post_init__(self):

@@ -21,7 +21,7 @@ from .term import MISSING, Leaf, Term
 __all__ = ["Apply", "call"]
 
 
-def call(term: Term, params: Any, x: Any, context: Context, execution: Any = None) -> Any:
+def call(term: Term, params: Any, x: Any, context: Context, execution: Any) -> Any:
     """`term(params, x, **context)`: check that everything fits, then run."""
     if not isinstance(params, Mapping) or x is MISSING:
         got = "nothing" if params is MISSING else "None" if params is None else show(params)
@@ -33,7 +33,7 @@ def call(term: Term, params: Any, x: Any, context: Context, execution: Any = Non
     context = {name: value for name, value in context.items() if value is not None}
     declared, _ = declare(term, x, context)
     with placing(term, x):
-        run = (execution or Apply)(params, fit(term, declared, params))
+        run = execution(params, fit(term, declared, params))
         return term.wire(run, x, context), run.outputs
 
 
@@ -82,17 +82,20 @@ class Apply(Run):
     def unrolled(self, form: Any, x: Any, context: Context) -> Any:
         """Block after block, each with parameters of its own in a dict: {"0": …, "1": …}."""
         for layer in range(form.repeats):
-            index = layer % len(form.parts)
-            name, key = form.names[index], str(layer)
-            inner = self.at(
-                put(dict(select(self.params, name)), "", self.params.get(key, {})),
-                put(dict(select(self.declared, name)), "", self.declared.get(key, {})),
-                self.place(name),
-            )
+            index, key = layer % len(form.parts), str(layer)
+            inner = self.layer(form.names[index], key)
             block = partial(form.parts[index].wire, inner)
             x = form.remat(block)(x, layer_context(context, layer))
             self.outputs = put(self.outputs, key, inner.outputs)
         return x
+
+    def layer(self, name: Name, key: str) -> Self:
+        """This execution for one block of several: what it has to itself, and what all share."""
+        return self.at(
+            put(dict(select(self.params, name)), "", self.params.get(key, {})),
+            put(dict(select(self.declared, name)), "", self.declared.get(key, {})),
+            self.place(name),
+        )
 
     def scanned(self, form: Any, x: Any, context: Context) -> Any:
         """One `lax.scan` over parameters stacked on a leading axis: compiled once for all."""
@@ -102,21 +105,26 @@ class Apply(Run):
         ]
         inner = over(self.declared, Parameter.inner)
 
-        def period(x, scanned):
-            step, stacked = scanned
+        def period(x, step, stacked, take):
             stacked = iter(stacked)
             own = [next(stacked) if mine else p for mine, p in zip(per_layer, params, strict=True)]
-            run = self.at(jax.tree.unflatten(tree, own), inner)
+            run = take(self.at(jax.tree.unflatten(tree, own), inner))
             for index in range(len(form.parts)):
                 layer = layer_context(context, step * len(form.parts) + index)
                 x = run.part(form, index, x, layer)
             return x, run.outputs
 
         stacked = [p for mine, p in zip(per_layer, params, strict=True) if mine]
-        x, self.outputs = jax.lax.scan(
-            form.remat(period), x, (jnp.arange(form.periods), stacked), length=form.periods
-        )
+        x, self.outputs = self.scan(form, period, x, (jnp.arange(form.periods), stacked))
         return x
+
+    def scan(self, form: Any, period: Callable, x: Any, layers: Any) -> tuple[Any, Any]:
+        """Run `period(x, step, stacked, take)` once for each layer; `take` readies its run."""
+
+        def one(x, layer):
+            return period(x, *layer, lambda run: run)
+
+        return jax.lax.scan(form.remat(one), x, layers, length=form.periods)
 
 
 def layer_context(context: Context, layer: Any) -> Context:

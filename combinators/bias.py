@@ -26,8 +26,20 @@ __all__ = [
 ]  # fmt: skip
 
 
+class Elementwise(Stage):
+    """A stage that needs nothing but the numbers: it acts on plain arrays, too."""
+
+    def flow(self, kind: Any) -> Any:
+        return kind if isinstance(kind, Width) else super().flow(kind) if kind else None
+
+    def apply(self, params: Any, x: Any, context: Context) -> Any:
+        if isinstance(x, Scores):
+            return super().apply(params, x, context)
+        return self.tile(self.operands(params, context), x, None)
+
+
 @form
-class softcap(Stage):
+class softcap(Elementwise):
     """cap · tanh(x / cap): keeps scores within ±cap (Gemma 2, 2024); on arrays, too.
 
     >>> softcap(5.0)({}, jnp.array([0.0, 1e6]))
@@ -41,21 +53,14 @@ class softcap(Stage):
         if not self.cap > 0:
             raise CompositionError(f"cap is a positive number, not {self.cap!r}")
 
-    def flow(self, kind: Any) -> Any:
-        return kind if isinstance(kind, Width) else super().flow(kind) if kind else None
-
     def tile(self, operands: Any, score: Array, marks: Marks | None) -> Array:
         return self.cap * jnp.tanh(score / self.cap)
 
-    def apply(self, params: Any, x: Any, context: Context) -> Any:
-        if isinstance(x, Scores):
-            return super().apply(params, x, context)
-        return self.tile((), x, None)
-
 
 @form
-class temperature(Stage):
-    """score / t: below 1 sharpens, above 1 flattens. t is a number, `learned(())` or `read(name)`.
+class temperature(Elementwise):
+    """score / t: below 1 sharpens, above 1 flattens; on arrays, logits for one, too. t is a number,
+    `learned(())` or `read(name)`.
 
     >>> from combinax.combinators import learned
     >>> temperature(learned(())).inner
@@ -136,7 +141,7 @@ class bias(Stage):
         return score + self.what(marks.query, marks.key)
 
     def apply(self, params: Any, x: Scores, context: Context) -> Scores:
-        if isinstance(self.what, Source):
+        if isinstance(self.what, Source) and not (x.marks and x.marks.in_part):
             check_table(self, self.operands(params, context), x.score)
         return super().apply(params, x, context)
 

@@ -87,7 +87,10 @@ class Compose(Term):
 
         for segment in self.segments:
             if isinstance(segment, Lookup):
-                x = run.lookup(self, segment, x, context, step)
+                try:
+                    x = run.lookup(self, segment, x, context, step)
+                except TermError as error:
+                    raise blamed(error, segment.stages[0][1], done, x) from error.__cause__
             else:
                 x = step(segment, x)
                 if self.parts[segment].constant:  # x ends here, and what is known of its rows
@@ -279,6 +282,8 @@ class pick(Leaf):
     >>> pick(1)({}, (2.0, 3.0))
     3.0
     """
+
+    rowwise = True
 
     index: int
 

@@ -12,12 +12,13 @@ from typing import Any
 
 import jax
 
+from .choose import decide, side_by_side
 from .declare import Declare, compute, declare, walk
 from .kinds import show, spec
+from .lookup import Lookup
 from .parameter import over
 from .records import Entries, Scores, Weights
 from .run import Context, Name
-from .score import score
 from .term import Leaf, Term, as_term
 
 __all__ = ["Description", "describe"]
@@ -75,14 +76,22 @@ class Describe(Declare):
         y = super().leaf(term, x, context)
         times = math.prod(size for _, size in self.around)
         costs = times * flops(term, self.outputs, x, context), times * size(y)
-        runs = "materialized" if isinstance(term, score) else ""
         stage = labelled(repr(term), term, self.path)
-        self.rows.append(Row(self.path, stage, gives(y), 0, *costs, runs))
+        self.rows.append(Row(self.path, stage, gives(y), 0, *costs))
+        return y
+
+    def lookup(self, form: Term, lookup: Lookup, x: Any, context: Context, step: Any) -> Any:
+        at = len(self.rows)
+        y = super().lookup(form, lookup, x, context, step)
+        if isinstance(x, Entries):
+            runs = str(decide(form, lookup, x, context))
+            inside = [dataclasses.replace(row, runs="") for row in self.rows[at:]]
+            self.rows[at:] = [dataclasses.replace(inside[0], runs=runs), *inside[1:]]
         return y
 
     def mapped(self, form, x, context, size, axis, given, copies) -> Any:
         self.around = (*self.around, (copies or "each", size))
-        return super().mapped(form, x, context, size, axis, given, copies)
+        return super().mapped(form, x, side_by_side(context, size), size, axis, given, copies)
 
     def repeated(self, form: Any, x: Any, context: Context) -> Any:
         self.around = (*self.around, ("layers", form.periods))
@@ -118,8 +127,9 @@ def head_line(term: Term, path: tuple[str, ...]) -> str:
 
 def flops(term: Leaf, declared: Mapping[str, Any], x: Any, context: Context) -> float:
     """The FLOPs of one run of a leaf, as XLA counts them before it optimises."""
-    policy = {name: value for name, value in context.items() if name == "precision"}
-    arrays = {name: value for name, value in context.items() if name != "precision"}
+    fixed = ("precision", "execution")
+    policy = {name: value for name, value in context.items() if name in fixed}
+    arrays = {name: value for name, value in context.items() if name not in fixed}
 
     def run(params, x, arrays):
         return compute(term, params, x, {**arrays, **policy}, ())

@@ -58,6 +58,8 @@ class embed(Leaf):
     (3, 2)
     """
 
+    rowwise = True
+
     vocabulary: int
     width: int
 
@@ -82,6 +84,8 @@ class embed(Leaf):
 @form
 class Unembed(Leaf):
     """Scores each token of an embedding's table: (T, d) -> (T, vocabulary)."""
+
+    rowwise = True
 
     embed: embed
 
@@ -169,6 +173,8 @@ class position_embed(Leaf):
     (8, 2)
     """
 
+    rowwise = True
+
     length: int
 
     def __post_init__(self):
@@ -201,6 +207,8 @@ class sinusoidal(Leaf):
     >>> sinusoidal()({}, jnp.zeros((1, 4)))
     Array([[0., 0., 1., 1.]], dtype=float32)
     """
+
+    rowwise = True
 
     base: float = 10000.0
 
@@ -260,6 +268,8 @@ class rotary(Leaf):
     >>> rotary()({}, jnp.ones((2, 2)))[1]
     Array([-0.30116868,  1.3817732 ], dtype=float32)
     """
+
+    rowwise = True
 
     base: float = 10000.0
     pairs: Callable[[Array], tuple[Array, Array]] = half_split

@@ -66,6 +66,8 @@ class mask(Leaf):
     mask(((causal & window(4)) & same('segments')))
     """
 
+    rowwise = True
+
     predicate: Any
 
     def __post_init__(self):
@@ -102,7 +104,7 @@ class mask(Leaf):
         if x.marks is None:
             raise side_by_side(self)
         shape = (x.marks.query.length, x.marks.key.length)
-        for name in self.predicate.tables:
+        for name in () if x.marks.in_part else self.predicate.tables:
             check_table(name, context[name], shape)
         for name in self.predicate.each_row:
             if not jnp.ndim(context[name]):
@@ -131,7 +133,7 @@ class mask(Leaf):
             return False, False
         start, stop = max(query.start, key.start), min(query.stop, key.stop)
         with jax.ensure_compile_time_eval():
-            place = np.arange(start, stop)
+            place = np.arange(start, stop, dtype=np.int32)
             queries, keys = (Rows(place, place - side.start) for side in (query, key))
             if not np.all(self.predicate(queries, keys)):
                 return False, False

@@ -12,7 +12,7 @@ from jax import Array
 from .errors import CompositionError
 from .parameter import Parameter
 from .project import floats, rows_at
-from .records import Range, Weights
+from .records import Weights, numbers
 from .run import Context
 from .term import Leaf, form
 from .wrap import sums
@@ -26,6 +26,8 @@ def vector(init: Any, x: Any) -> Parameter:
 
 class Norm(Leaf):
     """A leaf that keeps the shape of an array."""
+
+    rowwise = True
 
     def flow(self, kind: Any) -> Any:
         super().flow(kind)
@@ -95,6 +97,8 @@ class dropout(Leaf):
     Array([[2., 2., 0., 0.]], dtype=float32)
     """
 
+    rowwise = True
+
     rate: float
     random = True
 
@@ -126,13 +130,14 @@ class dropout(Leaf):
         if seed is None:
             return x
         if isinstance(x, Weights):
-            t, s = x.weight.shape
-            rows, columns = jnp.arange(t)[:, None], jnp.arange(s)
-            return x.replace(weight=self.tile(seed, x.weight, rows, columns))
+            if x.marks is None:
+                rows, columns = (jnp.arange(size) for size in x.weight.shape)
+            else:
+                rows, columns = (numbers(rows.index) for rows in (x.marks.query, x.marks.key))
+            return x.replace(weight=self.tile(seed, x.weight, rows[:, None], columns))
         floats(self, x)
         flat = x.reshape(-1, x.shape[-1])
-        position = rows_at(context if x.ndim == 2 else {}, len(flat)).position
-        rows = position.array() if isinstance(position, Range) else position
+        rows = numbers(rows_at(context if x.ndim == 2 else {}, len(flat)).position)
         return self.tile(seed, flat, rows[:, None], jnp.arange(x.shape[-1])).reshape(x.shape)
 
 

@@ -82,6 +82,8 @@ class RowNormalizer(Leaf):
     `weights(score, visible)` gives the weights of a table, (T, S); `visible` may be None.
     """
 
+    rowwise = True
+
     def weights(self, score: Array, visible: Array | None) -> Array:
         raise NotImplementedError(f"{type(self).__name__} does not define weights")
 
@@ -192,6 +194,28 @@ softmax = Softmax()
 row_sum = RowSum()
 
 
+@form
+class Elementwise(Streaming):
+    """Each score weighs by itself, whatever the others of its row are."""
+
+    function: pointwise
+
+    def reference(self, score: Array, visible: Array | None) -> Array:
+        return jnp.zeros_like(score, shape=score.shape[:1])
+
+    def weigh(self, score: Array, visible: Array | None, reference: Array) -> Array:
+        return shown(self.function.function(score), visible, 0)
+
+    def rescale(self, old: Array, new: Array) -> Array:
+        return jnp.ones_like(old)
+
+    def divisor(self, total: Array) -> Array:
+        return jnp.ones_like(total)
+
+    def weights(self, score: Array, visible: Array | None) -> Array:
+        return self.weigh(score, visible, score)
+
+
 # The word
 
 
@@ -207,6 +231,8 @@ class normalize(Leaf):
     >>> normalize(softmax)({}, scores).weight
     Array([[0.5, 0.5]], dtype=float32)
     """
+
+    rowwise = True
 
     how: Any
 
@@ -226,6 +252,11 @@ class normalize(Leaf):
             raise CompositionError(mistaken(self, "scores", kind))
         return Weights(Width(), kind.value)
 
+    @property
+    def rows(self) -> Any:
+        """How a row of scores becomes weights: a RowNormalizer, or a function of a whole table."""
+        return Elementwise(self.how) if isinstance(self.how, pointwise) else self.how
+
     def apply(self, params: Mapping[str, Array], x: Scores, context: Context) -> Weights:
         if not isinstance(x, Scores):
             raise CompositionError(mistaken(self, "scores", x))
@@ -235,10 +266,8 @@ class normalize(Leaf):
     def weights(self, score: Array, visible: Array | None) -> Array:
         if not score.shape[-1]:
             return score
-        if isinstance(self.how, RowNormalizer):
-            return self.how.weights(score, visible)
-        if isinstance(self.how, pointwise):
-            return shown(self.how.function(score), visible, 0)
+        if isinstance(self.rows, RowNormalizer):
+            return self.rows.weights(score, visible)
         weight = self.how(score, visible)
         if weight.shape != score.shape:
             raise CompositionError(
@@ -251,6 +280,7 @@ class normalize(Leaf):
 class LogSumExp(Leaf):
     """log of the sum of exp over a row's visible scores: Scores -> (T,); -inf if it sees none."""
 
+    rowwise = True
     word = "log_sum_exp"
 
     def text(self, write: Write) -> str:
@@ -265,9 +295,12 @@ class LogSumExp(Leaf):
         if not x.score.shape[-1]:
             return jnp.full(x.score.shape[:1], -jnp.inf, x.score.dtype)
         largest = softmax.reference(x.score, x.visible)
-        total = softmax.weigh(x.score, x.visible, largest).sum(-1)
-        value = largest + jnp.log(softmax.divisor(total))
-        return value if x.awake is None else jnp.where(x.awake, value, -jnp.inf)
+        return self.value(largest, softmax.weigh(x.score, x.visible, largest).sum(-1))
+
+    def value(self, reference: Array, total: Array) -> Array:
+        """From the sum of exponentials relative to a reference; it is 0 where nothing is seen."""
+        value = reference + jnp.log(softmax.divisor(total))
+        return jnp.where(total == 0, -jnp.inf, value)
 
 
 log_sum_exp = LogSumExp()

@@ -41,6 +41,8 @@ class linear(Leaf):
     (2, 3)
     """
 
+    rowwise = True
+
     width: int
     bias: bool = False
 
@@ -162,6 +164,8 @@ class slots(Leaf):
     >>> params["key"].shape, params["value"].shape
     ((8, 4), (8, 4))
     """
+
+    rowwise = True
 
     count: int
 

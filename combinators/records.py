@@ -42,6 +42,32 @@ class Range:
     def array(self) -> Array:
         return jnp.arange(self.start, self.stop, dtype=jnp.int32)
 
+    def take(self, table: Array, axis: int) -> Array:
+        """These rows of a table that has all rows along `axis`."""
+        if table.shape[axis] == self.length:
+            return table
+        return jax.lax.slice_in_dim(table, self.start, self.stop, axis=axis)
+
+
+@record
+class Block:
+    """`length` integers from `start` on: the rows of a tile, where only running tells which."""
+
+    start: Any
+    length: int = dataclasses.field(metadata={"static": True})
+
+    def array(self) -> Array:
+        return self.start + jnp.arange(self.length, dtype=jnp.int32)
+
+    def take(self, table: Array, axis: int) -> Array:
+        """These rows of a table that has all rows along `axis`."""
+        return jax.lax.dynamic_slice_in_dim(table, self.start, self.length, axis)
+
+
+def numbers(rows: Any) -> Array:
+    """Positions or indices as an array."""
+    return rows if isinstance(rows, Array) else rows.array()
+
 
 @record
 class Rows:
@@ -49,26 +75,30 @@ class Rows:
 
     `position` is what predicates and biases compare; `index` is the row's place in its sequence;
     `facts` holds what a stage asked the context for, by name: `rows["segments"]`; `span` is the
-    index where it is known without an array.
+    index where its rows follow one another.
     """
 
     position: Any
     index: Any
     facts: dict[str, Array] = dataclasses.field(default_factory=dict)
-    span: Range | None = None
+    span: Range | Block | None = None
 
     def __getitem__(self, name: str) -> Array:
         return self.facts[name]
 
     @property
     def length(self) -> int:
-        return self.index.length if isinstance(self.index, Range) else self.index.shape[0]
+        return len(self.index) if isinstance(self.index, Array) else self.index.length
 
     def read(self, names: tuple[str, ...], context: dict[str, Any], side: str) -> Rows:
         """These rows with the named facts from the context: one per row, or one for all."""
         facts = dict(self.facts)
         for name in names:
+            if name in facts:  # rows that were kept have theirs with them
+                continue
             value = jnp.asarray(context[name])
+            if isinstance(self.index, Block) and value.shape[:1] not in ((), (1,)):
+                value = self.index.take(value, 0)
             if value.ndim and value.shape[0] not in (1, self.length):
                 raise ContextError(
                     f"{name} needs one entry for each of the {self.length} {side} rows, "
@@ -81,21 +111,20 @@ class Rows:
         """The same rows with every per-row fact laid along `axis` of a (T, S) table."""
 
         def lay(value):
-            value = value.array() if isinstance(value, Range) else value
+            value = numbers(value)
             return jnp.expand_dims(value, 1 - axis) if value.ndim == 1 else value
 
         facts = {name: lay(value) for name, value in self.facts.items()}
-        span = self.index if isinstance(self.index, Range) else None
+        span = None if isinstance(self.index, Array) else self.index
         return Rows(lay(self.position), lay(self.index), facts, span)
 
     def take(self, table: Array, axis: int) -> Array:
         """These rows of a table that has all rows along `axis`, or one that counts for all."""
-        size = table.shape[axis]
-        if size == 1 or self.span == Range(0, size):
+        if table.shape[axis] == 1:
             return table
-        if self.span is not None:
-            return jax.lax.slice_in_dim(table, self.span.start, self.span.stop, axis=axis)
-        return jnp.take(table, jnp.ravel(self.index), axis)
+        if self.span is None:
+            return jnp.take(table, jnp.ravel(self.index), axis)
+        return self.span.take(table, axis)
 
 
 @record
@@ -107,6 +136,11 @@ class Marks:
 
     def read(self, query: tuple[str, ...], key: tuple[str, ...], context: dict[str, Any]) -> Marks:
         return Marks(self.query.read(query, context, "query"), self.key.read(key, context, "key"))
+
+    @property
+    def in_part(self) -> bool:
+        """Whether these are the rows of one tile of a larger table."""
+        return isinstance(self.query.index, Block)
 
     def spread(self) -> Marks:
         return Marks(self.query.spread(0), self.key.spread(1))
@@ -183,7 +217,10 @@ class Weights(Record):
         The sum runs in at least float32 and is rounded once, to the type of the values. Values
         that no query sees are replaced before they are multiplied: even NaN stays out.
         """
+        return self.mixed(value).astype(value.dtype)
+
+    def mixed(self, value: Array) -> Array:
+        """The sum before it is rounded."""
         value = kept(value, self.live)
         sums = jnp.promote_types(self.weight.dtype, value.dtype)
-        mixed = jnp.matmul(self.weight.astype(value.dtype), value, preferred_element_type=sums)
-        return mixed.astype(value.dtype)
+        return jnp.matmul(self.weight.astype(value.dtype), value, preferred_element_type=sums)

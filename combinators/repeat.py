@@ -220,7 +220,7 @@ class Copies(Term):
         if not self.joined:
             return y
         last = jnp.moveaxis(y, 0, -2)
-        return last.reshape(*last.shape[:-2], -1)
+        return last.reshape(*last.shape[:-2], last.shape[-2] * last.shape[-1])
 
 
 def copies(count: int, term: Term, **values: Any) -> Term:

@@ -75,10 +75,15 @@ class Run:
             y = form.parts[0].wire(run, x, {**context, **given})
             return y, run.kept()
 
+        if copies:
+            inner.look(one, (arguments, x, given), (axes, axis, 0))
         mapped = jax.vmap(one, in_axes=(axes, axis, 0), axis_size=size)
         y, kept = mapped(arguments, x, given)
         self.outputs = put(self.outputs, form.names[0], inner.regain(kept, copies, size))
         return y
+
+    def look(self, one: Callable, arguments: tuple, axes: tuple) -> None:
+        """See the function of one copy, `one(*arguments)`, before it is mapped over the axes."""
 
     def copies(self, name: str | None) -> tuple[Any, Any, Callable[[Any], Run]]:
         """What vmap maps for each copy: arrays, their axes, and the execution they resume."""

@@ -175,6 +175,8 @@ class score(Leaf):
     (3, 3)
     """
 
+    rowwise = True
+
     function: Callable[..., Array] | Leaf
     options: tuple[tuple[str, Any], ...] = ()
 

@@ -143,8 +143,9 @@ class Term(Generic[In, Out]):
     def __call__(self, params: Mapping[str, Any] = MISSING, x: In = MISSING, **context: Any) -> Out:
         """Run the term: pure, so it goes into jit, vmap, grad and the rest as it is."""
         from .apply import call
+        from .choose import Choose
 
-        return call(self, params, x, context)[0]
+        return call(self, params, x, context, Choose)[0]
 
     # Where its parameters lie.
 
@@ -267,6 +268,8 @@ class Leaf(Term[In, Out]):
 
     parts = ()
     random: ClassVar[bool] = False
+    rowwise: ClassVar[bool] = False
+    """Whether a row of what it gives depends on that row of x alone, and may run step by step."""
 
     def parameters(self, x: Any) -> dict[str, Parameter]:
         """What is learned, from the (abstract) value that goes in."""
@@ -288,6 +291,8 @@ class Stage(Leaf[Scores, Scores]):
     that `marks.query.position - marks.key.position` is a (t, s) table. Every execution, with the
     whole table as one tile or many small ones, calls these two and nothing else.
     """
+
+    rowwise = True
 
     @property
     def marked(self) -> bool:

@@ -89,6 +89,8 @@ class sink(Leaf):
     {'score': Array(0., dtype=float32)}
     """
 
+    rowwise = True
+
     fixed: float | None = None
 
     def flow(self, kind: Any) -> Any:

@@ -57,6 +57,8 @@ class pointwise(Leaf):
     Array([0., 1., 4.], dtype=float32)
     """
 
+    rowwise = True
+
     function: Callable[[Array], Array]
     label: str = ""
 
@@ -102,6 +104,8 @@ identity = pointwise(same, "identity")
 
 class Source(Leaf):
     """A term whose value does not depend on x."""
+
+    rowwise = True
 
     @property
     def constant(self) -> bool:

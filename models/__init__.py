@@ -22,9 +22,12 @@ from .attention import (
     one_memory,
 )
 from .bert import bert, first, mean_pool, sentence, unit
+from .choose import greedy, keep_top_k, keep_top_p, log_probability
 from .dictionary import biased_dictionary, dictionary, gated_dictionary, keys
+from .generate import Generated, generate, stream_tokens
 from .gpt2 import gpt2
 from .llama import llama
+from .speculate import speculate
 from .transformer import (
     block,
     decoder,
@@ -44,4 +47,6 @@ __all__ = [
     "block", "pre_norm", "post_norm", "transformer",
     "encoder", "decoder", "reading_decoder", "encoder_decoder", "gpt",
     "bert", "first", "mean_pool", "unit", "sentence", "gpt2", "llama",
+    "generate", "stream_tokens", "speculate", "Generated",
+    "greedy", "keep_top_k", "keep_top_p", "log_probability",
 ]  # fmt: skip

@@ -100,6 +100,8 @@ class keys(Leaf):
     (8, 4)
     """
 
+    rowwise = True
+
     def flow(self, kind: Any) -> Any:
         if kind is not None and not isinstance(kind, Entries):
             raise CompositionError("keys takes entries, as project(…) or slots(…) give them")

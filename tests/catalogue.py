@@ -96,6 +96,8 @@ def mixed_and_heaviest(weights):
 class shift(Leaf):
     """x + by, with a vector that is learned."""
 
+    rowwise = True
+
     def parameters(self, x: Any) -> dict[str, Parameter]:
         return {"by": Parameter(x.shape[-1:], wide, ("out",))}
 
@@ -131,6 +133,23 @@ class half_softmax(RowNormalizer):
 
     def weights(self, score: Any, visible: Any) -> Any:
         return softmax.weights(score, visible) / 2
+
+
+@dataclasses.dataclass(frozen=True)
+class positive(Streaming):
+    """exp(score) without a maximum taken off, over the sum and one."""
+
+    def reference(self, score: Any, visible: Any) -> Any:
+        return jnp.zeros_like(score[:, 0])
+
+    def weigh(self, score: Any, visible: Any, reference: Any) -> Any:
+        return jnp.exp(score) if visible is None else jnp.where(visible, jnp.exp(score), 0)
+
+    def rescale(self, old: Any, new: Any) -> Any:
+        return jnp.ones_like(old)
+
+    def divisor(self, total: Any) -> Any:
+        return 1 + total
 
 
 @dataclasses.dataclass(frozen=True)
@@ -304,10 +323,20 @@ CATALOGUE: dict[str, Entry] = {
     "lift": Entry(lift(mirrored)),
     "pointwise": Entry(pointwise(squashed)),
     "precision": Entry(precision(rms_norm() @ linear(3), sums="float32")),
+    # how lookups run
+    "materialized": Entry(materialized(head(mask(causal)))),
+    "streamed": Entry(streamed(head(mask(causal)), (2, 3))),
+    "streamed: union": Entry(
+        streamed(lookup_of(union(mask(causal) @ score(dot), sink())), 2), ENTRIES
+    ),
+    "streamed: features": Entry(
+        streamed(head(mask(causal), how=row_sum, function=features(pointwise(jnp.exp))), 2)
+    ),
     # bases for own primitives
     "Leaf": Entry(shift()),
     "Stage": Entry(fading(), SCORES),
     "RowNormalizer": weighed(half_softmax()),
+    "Streaming": Entry(streamed(head(mask(causal), how=positive()), 2)),
     "Predicate": masked(nearer_than(2) & causal),
     "Bias": Entry(bias(steps_apart()), SCORES),
 }
@@ -354,7 +383,14 @@ MODELS: dict[str, Entry] = {
 
 TOOLS = {
     "CompositionError", "ContextError", "Description", "Entries", "Marks", "Parameter",
-    "ParameterError", "Range", "Rows", "Scores", "Term", "TermError", "Weights", "alibi_slopes",
-    "axes", "describe", "observe", "stack", "unstack",
+    "ParameterError", "Partial", "Range", "Rows", "Scores", "Stepwise", "Term", "TermError",
+    "Weights", "alibi_slopes", "axes", "describe", "merge", "observe", "stack", "stepwise",
+    "unstack",
 }  # fmt: skip
 """Public names that are no terms and make none: errors, records, and functions of terms."""
+
+DRAWING = {
+    "Generated", "generate", "greedy", "keep_top_k", "keep_top_p", "log_probability",
+    "speculate", "stream_tokens",
+}  # fmt: skip
+"""Names of the models that draw tokens, from logits of which some are -inf."""

@@ -27,6 +27,8 @@ PROJECTED = project(3)
 SCORED = score(dot) @ PROJECTED
 WEIGHED = normalize(softmax) @ SCORED
 HEAD = aggregate() @ WEIGHED
+SEEN = mask(causal) @ score(dot)
+CAUSAL = aggregate() @ normalize(softmax) @ SEEN
 SEGMENTED = normalize(softmax) @ mask(same("segments")) @ SCORED
 
 
@@ -40,6 +42,15 @@ def run(term: Term, x: Any = X, **context: Any) -> Any:
     """Make the parameters and call the term."""
     facts = {name: value for name, value in context.items() if name != "rng"}
     return term(term.init(KEY, x, **facts), x, **context)
+
+
+def stepped(
+    term: Term, x: Any = X, rng: Any = None, capacity: int = 8, **context: Any
+) -> tuple[Any, Any]:
+    """Make the parameters and take one step."""
+    params = term.init(KEY, x, **context)
+    start, step = stepwise(term)
+    return step(params, start(params, x, capacity, **context), x, rng=rng, **context)
 
 
 def called(params: Any, term: Term = linear(3), x: Any = X) -> Any:
@@ -654,6 +665,14 @@ RUN: dict[str, Slip] = {
         lambda: run(from_nnx(nnx.BatchNorm, 4)),
         "keeps BatchStat beside its parameters: it has state",
     ),
+    # how lookups run
+    "a stream of whole rows": Slip(
+        lambda: run(streamed(aggregate() @ normalize(sparsemax) @ score(dot) @ PROJECTED)),
+        "this lookup cannot be streamed: normalize(sparsemax) needs whole rows of scores",
+    ),
+    "a stream of nothing": Slip(
+        lambda: streamed(linear(3), 0), "block of linear is an integer of at least 1, not 0"
+    ),
     # functions of one's own
     "lift": Slip(
         lambda: run(linear(3) @ lift(broken)), "raised TypeError: dot_general requires contracting"
@@ -665,5 +684,65 @@ RUN: dict[str, Slip] = {
         lambda: run(score(scaled_dot, scal=3) @ PROJECTED),
         "score(scaled_dot, scal=3) raised TypeError: scaled_dot() got an unexpected keyword "
         "argument 'scal'",
+    ),
+    # step by step
+    "stepping ahead": Slip(
+        lambda: stepped(HEAD),
+        "after score(dot) a query sees keys that come later, so it cannot be answered step by "
+        "step; mask(causal) hides them",
+    ),
+    "stepping a lift": Slip(
+        lambda: stepped(lift(jnp.sin)),
+        "may look at all rows at once, so it cannot run step by step; write pointwise(…)",
+    ),
+    "stepping a join of rows": Slip(
+        lambda: stepped(join(learned((1, 4)), identity, axis=0)),
+        "adds rows to a sequence at every step",
+    ),
+    "stepping a memory made inside": Slip(
+        lambda: stepped(given(CAUSAL @ project(query=4, key=read("m"), value=read("m")), m=silu)),
+        "m is made inside the term from the rows of each chunk",
+    ),
+    "stepping queries that are learned": Slip(
+        lambda: stepped(CAUSAL @ project(query=learned((2, 3)), key=3, value=3)),
+        "queries that do not come from the sequence ask all of it at once",
+    ),
+    "stepping dropout without marks": Slip(
+        lambda: stepped(
+            compose(aggregate(), dropout(0.5), normalize(softmax), union(SEEN, sink()), PROJECTED),
+            rng=KEY,
+        ),
+        "dropout(0.5) numbers rows and columns from 0 here",
+    ),
+    "stepping a pair": Slip(
+        lambda: stepped(linear(3) @ pick(1), (X, X[:2])), "a step takes the next rows of one"
+    ),
+    "stepping with a memory": Slip(
+        lambda: stepped(CAUSAL @ project(query=3, key=read("m"), value=read("m")), m=X[:, :3]),
+        "m was given to start, and what is read of it is kept: leave it out of steps",
+        ContextError,
+    ),
+    "no capacity": Slip(
+        lambda: stepwise(HEAD).start({}, X, 0), "capacity of compose is an integer of at least 1"
+    ),
+    "negative slack": Slip(
+        lambda: stepwise(HEAD).start({}, X, 4, slack=-1), "slack of compose is an integer of"
+    ),
+    "past the capacity": Slip(
+        lambda: stepped(CAUSAL @ PROJECTED, capacity=4),
+        "position 4 is past the capacity of 4 positions",
+    ),
+    # generation
+    "a batch of prompts": Slip(
+        lambda: models.generate(silu, {}, BATCH, 3),
+        "generate continues a prompt of shape (T,), T at least 1, by at least one token, not "
+        "(3, 5, 4) by 3; a batch is jax.vmap",
+    ),
+    "drafts of nothing": Slip(
+        lambda: models.speculate(silu, {}, silu, {}, TOKENS, 3, ahead=0),
+        "speculate drafts at least one token ahead, not 0",
+    ),
+    "a share of nothing": Slip(
+        lambda: models.keep_top_p(0), "keep_top_p keeps a share 0 < p <= 1, not 0"
     ),
 }

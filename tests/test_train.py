@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from functools import partial
+from itertools import islice
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,15 @@ from matplotlib.patches import Rectangle
 from typer.testing import CliRunner
 
 import combinax
-from combinax.combinators import each, lift
+from combinax.combinators import (
+    each,
+    embed,
+    identity,
+    pointwise,
+    position_embed,
+    temperature,
+    tied,
+)
 from combinax.train import __main__ as command
 from combinax.train import corpus, data, plot, tasks
 from combinax.train.loop import History, fit
@@ -175,19 +184,30 @@ def next_of_five(x):
 
 
 def test_a_sample_continues_the_prompt():
-    drawn = sample(lift(next_of_five), {}, np.array([3, 1, 2], np.int32), 6, jax.random.key(0))
-    assert drawn.tolist() == [3, 4, 0, 1, 2, 3]
+    drawn = sample(pointwise(next_of_five), {}, np.array([3, 1, 2], np.int32), 4, jax.random.key(0))
+    assert list(islice(drawn, 9)) == [3, 4, 0, 1, 2, 3, 4, 0, 1]
 
 
 def test_a_sample_is_drawn_in_proportion():
     def biased(x):
         return jnp.broadcast_to(jnp.log(jnp.array([0.25, 0.75])), (len(x), 2))
 
-    draw = partial(sample, lift(biased), {}, np.zeros(2, np.int32), 4000, jax.random.key(0))
-    # 4,000 draws: a standard deviation of 0.007.
-    assert draw(temperature=1.0).mean() == pytest.approx(0.75, abs=0.03)
-    assert draw(temperature=0.5).mean() == pytest.approx(0.9, abs=0.03)  # 9 : 1, the squares
-    same(draw(), draw())
+    def draw(choose):
+        drawn = sample(pointwise(biased), {}, np.zeros(2, int), 2000, jax.random.key(0), choose)
+        return np.array(list(islice(drawn, 1000)))
+
+    # 1,000 draws: a standard deviation of 0.014.
+    assert draw(identity).mean() == pytest.approx(0.75, abs=0.05)
+    assert draw(temperature(0.5)).mean() == pytest.approx(0.9, abs=0.05)  # 9 : 1, the squares
+    same(draw(identity), draw(identity))
+
+
+def test_a_sample_sees_what_the_model_was_trained_on(prose):
+    """The later half of a full window is read anew: no position lies past the window."""
+    term = tied(embed(5, 4), position_embed(6))
+    params = term.init(jax.random.key(0), jnp.arange(3))
+    drawn = list(islice(sample(term, params, np.arange(5), 6, jax.random.key(0)), 20))
+    assert len(drawn) == 20 and min(drawn) >= 0
 
 
 @pytest.mark.parametrize("make", [tiny_recall, tiny_digits, tiny_text])
@@ -303,6 +323,19 @@ def test_the_text_command(run, tmp_path, prose, monkeypatch):
     assert code == 0
     assert all(name in shown for name in ("3-gram", "5-gram", "this model", "a sample"))
     assert (tmp_path / "runs/text/text.png").is_file()
+    code, shown = run("sample", "runs/text", "--prompt", "the mat", "--count", 20)
+    assert code == 0 and shown.startswith("the mat") and "characters a second" in shown
+    code, shown = run("sample", "runs/text", "--prompt", "Q")
+    assert code == 2 and "characters that are not in the vocabulary: ['Q']" in shown
+    code, shown = run("sample", "elsewhere")
+    assert code == 2 and "no run was saved in 'elsewhere': model.json is missing" in shown
+    words = tmp_path / "runs/text/model.json"
+    words.write_text(words.read_text().replace("rotary()", "rotary(9.0)"))
+    code, shown = run("sample", "runs/text")
+    assert code == 2 and "'runs/text' was learned by another model" in shown
+    (tmp_path / "runs/text/parameters.npz").unlink()
+    code, shown = run("sample", "runs/text")
+    assert code == 2 and "parameters.npz is missing" in shown
 
 
 def test_input_that_cannot_be_used(run, tmp_path, monkeypatch):

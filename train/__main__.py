@@ -6,18 +6,22 @@ import io
 import math
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
 import jax
+import numpy as np
 import typer
 from rich.console import Console
 
 from .. import __version__
 from ..combinators import describe
-from . import corpus, plot, tasks
+from ..combinators import temperature as scaled
+from . import checkpoint, corpus, plot, tasks
 from .loop import History, Params, bar
 from .tasks import Task, train
 
@@ -91,12 +95,15 @@ def text(
         source, folder = corpus.text(file), made(out)
         task = tasks.text(source, seed, steps)
     params, history = run(task, seed)
+    (length,) = task.example.shape
+    width = params["embed"]["table"].shape[1]
+    words = dict(vocabulary=source.vocabulary, width=width, length=length, term=repr(task.term))
+    checkpoint.save(folder, params, words)
     measured = task.evaluate(params)
     report(task, measured)
-    prompt = source.held_out[: task.example.shape[0]]
-    drawn = tasks.sample(task.term, params, prompt, 400, jax.random.key(seed))
-    console.rule("a sample, after a window of held-out text")
-    console.print(source.decode(drawn), markup=False, highlight=False)
+    drawn = tasks.sample(task.term, params, source.held_out, length, jax.random.key(seed))
+    console.rule("a sample, after held-out text")
+    console.print(source.decode(list(islice(drawn, 400))), markup=False, highlight=False)
     console.rule()
     levels = {name: bits for name, bits in measured.items() if name != "this model"}
     panel = plot.curve(history, "bits per character", math.log(2), levels)
@@ -120,6 +127,37 @@ def transfer(
             console.print(
                 f"{row.way:<28}{row.percent:6.1f} % right{row.weights:>14,} weights learned"
             )
+
+
+@app.command()
+def sample(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run of `text`.")],
+    prompt: Annotated[str, typer.Option(help="What the text begins with.")] = "\n",
+    count: Annotated[int, typer.Option(min=1, help="How many characters to write.")] = 400,
+    temperature: Annotated[
+        float, typer.Option(min=0.01, help="Below 1 the likely is likelier still.")
+    ] = 0.8,
+    seed: Seed = 0,
+) -> None:
+    """Write on in the manner of the text that a run has learned: as it comes."""
+    with refused():
+        params, words = checkpoint.load(folder)
+        vocabulary = words["vocabulary"]
+        term = tasks.language(len(vocabulary), words["width"])
+        if repr(term) != words["term"]:
+            raise ValueError(f"{str(folder)!r} was learned by another model than this version has")
+        text = corpus.Text(vocabulary, *2 * (np.zeros(0, np.int32),), before=0)
+        begun = text.encode(prompt)
+        drawn = tasks.sample(
+            term, params, begun, words["length"], jax.random.key(seed), scaled(temperature)
+        )
+        first = next(drawn)  # compiling, which comes first, does not count
+    typer.echo(prompt + text.decode([first]), nl=False)
+    began = time.perf_counter()
+    for character in islice(drawn, count - 1):
+        typer.echo(text.decode([character]), nl=False)
+    speed = (count - 1) / (time.perf_counter() - began)
+    typer.echo(f"\n{speed:,.0f} characters a second")
 
 
 def run(task: Task, seed: int) -> tuple[Params, History]:

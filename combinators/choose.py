@@ -1,0 +1,251 @@
+"""How a lookup runs: on one table or as a stream, chosen by its shapes when it is traced."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .apply import Apply
+from .errors import CompositionError
+from .fused import by_kernel
+from .gather import answer, planned
+from .lookup import Lookup, inner
+from .project import Project, at_least, slots
+from .records import Entries
+from .run import Context, Run
+from .stream import Streamed, streamed_form
+from .term import Term, as_term, form
+from .tiles import ALL, NONE, SOME
+from .wrap import Wrapper
+
+__all__ = ["Choose", "Decision", "decide", "materialized", "side_by_side", "streamed"]
+
+Block = tuple[int, int]
+
+BLOCKS: tuple[Block, ...] = ((512, 256), (128, 128))
+"""Queries and keys of a tile: large ones run fastest, small ones skip more of what is hidden."""
+
+FULL, MASKED = 9_000, 40_000
+"""What a tile costs beside its elements, seen whole or in part, in elements: measured on a CPU.
+
+An element of a tile seen in part costs double."""
+
+MANY, SOME_SKIPPED = 2**22, 2**20
+"""Elements of all tables from which a stream is faster, and from which it is if 0.3 are skipped."""
+
+MOST = 2**20
+"""Of smaller blocks than the first at most so many are considered."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Execution:
+    """What the forms around a lookup say of how it runs: a pin, and how many run side by side."""
+
+    pin: str = ""
+    block: Block | None = None
+    copies: int = 1
+
+
+class Tiling(NamedTuple):
+    """A block, and which tiles of the table take part: a plan, if it is known before it runs."""
+
+    block: Block
+    plan: Any
+
+    def count(self, sort: int) -> int:
+        return int(np.count_nonzero(self.plan == sort))
+
+    def cost(self, stream: Streamed) -> float:
+        """What the tiles cost, in elements of a full tile."""
+        full, masked = self.count(ALL), self.count(SOME)
+        if stream.features is not None:  # full tiles are summed up
+            full = 0
+        area = math.prod(self.block)
+        return full * (FULL + area) + masked * (MASKED + 2 * area)
+
+    @property
+    def skipped(self) -> float:
+        """How much of the table is never looked at."""
+        return self.count(NONE) / self.plan.size if isinstance(self.plan, np.ndarray) else 0.0
+
+    def __str__(self) -> str:
+        shape, number = f"{self.block[0]} × {self.block[1]}", math.prod(self.plan.shape)
+        if not isinstance(self.plan, np.ndarray):
+            return f"in {shape}: which of {number:,} blocks, its context tells"
+        full, masked = self.count(ALL), self.count(SOME)
+        return (
+            f"in {shape}: {full + masked:,} blocks visited ({full:,} full, {masked:,} partial) "
+            f"of {number:,}"
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Decision:
+    """How a lookup runs: with a tiling as a stream, without one on one table; and why."""
+
+    why: str
+    stream: Any = None
+    tiling: Tiling | None = None
+    pinned: bool = False
+
+    def __str__(self) -> str:
+        if self.tiling is None:
+            return f"materialized: {self.why}"
+        return f"{'streamed' if self.stream.features is None else 'reassociated'} {self.tiling}"
+
+
+def decide(form: Any, lookup: Lookup, x: Any, context: Context) -> Decision:
+    """How a lookup is to run on its entries."""
+    execution: Execution = context.get("execution", Execution())
+    stream = streamed_form(form, lookup)
+    if isinstance(stream, str):
+        if execution.pin == "streamed":
+            raise CompositionError(f"this lookup cannot be streamed: {stream}")
+        return Decision(stream)
+    if execution.pin == "materialized":
+        return Decision("as pinned", pinned=True)
+    elements = execution.copies * len(x.query) * len(x.key)
+    if not elements:
+        return Decision("there is nothing to stream")
+    if execution.pin == "streamed":
+        tiling = best(stream, x, context, execution.block)
+        return Decision("as pinned", stream, tiling, pinned=True)
+    if elements < SOME_SKIPPED:
+        return Decision("the table is small", stream)
+    if learns_keys(form, lookup):
+        return Decision("its keys are learned", stream)
+    tiling = best(stream, x, context, None)
+    if elements < MANY and tiling.skipped < 0.3:
+        return Decision("the table is small", stream)
+    return Decision("the table is large", stream, tiling)
+
+
+def best(stream: Streamed, x: Entries, context: Context, pinned: Block | None) -> Tiling:
+    """The tiling that costs least."""
+    found = []
+    for rows, columns in (pinned,) if pinned else BLOCKS:
+        block = min(rows, len(x.query)), min(columns, len(x.key))
+        if found and len(x.query) * len(x.key) > MOST * block[0] * block[1]:
+            break
+        tiling = Tiling(block, planned(stream, x, context, block))
+        if not isinstance(tiling.plan, np.ndarray):
+            return tiling
+        found.append(tiling)
+    return min(found, key=lambda tiling: tiling.cost(stream))
+
+
+def learns_keys(form: Any, lookup: Lookup) -> bool:
+    """Whether keys are parameters: the table then grows with the queries alone."""
+    first, _ = lookup.stages[0]
+    before = inner(form.parts[first - 1]) if first else None
+    of_project = isinstance(before, Project) and before.key.constant and not before.key.reads
+    return isinstance(before, slots) or of_project
+
+
+class Choose(Apply):
+    """The plain call: every lookup runs as is best for its shapes, or as it is pinned."""
+
+    def lookup(self, form: Any, lookup: Lookup, x: Any, context: Context, step: Any) -> Any:
+        table = partial(super().lookup, form, lookup)
+        if not isinstance(x, Entries):
+            return table(x, context, step)
+        decision = decide(form, lookup, x, context)
+
+        def ask(query: Any, key: Any, value: Any) -> Any:
+            entries = x.replace(query=query, key=key, value=value)
+            if decision.tiling is None:
+                return table(entries, context, step)
+            return answer(decision.stream, self, entries, context, decision.tiling.block)
+
+        if decision.pinned:
+            return ask(x.query, x.key, x.value)
+        return by_kernel(decision.stream, x, ask)
+
+    def mapped(self, form, x, context, size, axis, given, copies) -> Any:
+        return super().mapped(form, x, side_by_side(context, size), size, axis, given, copies)
+
+
+def side_by_side(context: Context, size: int) -> Context:
+    """The context inside so many copies."""
+    execution = context.get("execution", Execution())
+    return {
+        **context,
+        "execution": dataclasses.replace(execution, copies=execution.copies * size),
+    }
+
+
+# Pins
+
+
+class Pin(Wrapper):
+    """A form that says how the lookups inside it run."""
+
+    term: Term
+
+    def changes(self) -> dict[str, Any]:
+        """What it says, as fields of Execution."""
+        raise NotImplementedError
+
+    def wire(self, run: Run, x: Any, context: Context) -> Any:
+        execution = context.get("execution", Execution())
+        execution = dataclasses.replace(execution, **self.changes())
+        return run.part(self, 0, x, {**context, "execution": execution})
+
+
+@form
+class Materialized(Pin):
+    """See `materialized`."""
+
+    term: Term
+    word = "materialized"
+
+    def changes(self) -> dict[str, Any]:
+        return {"pin": "materialized", "block": None}
+
+
+@form
+class Stream(Pin):
+    """See `streamed`."""
+
+    term: Term
+    block: Block | None = None
+    word = "streamed"
+
+    def changes(self) -> dict[str, Any]:
+        return {"pin": "streamed", "block": self.block}
+
+
+def materialized(term: Term) -> Term:
+    """The same term, each of its lookups on one table of all queries and keys.
+
+    >>> from combinax.combinators import linear
+    >>> materialized(linear(3))
+    materialized(linear(3))
+    """
+    return Materialized(as_term(term, "materialized"))
+
+
+def streamed(term: Term, block: int | Block | None = None) -> Term:
+    """The same term, each of its lookups streamed: exact, in memory linear in queries and keys
+    (Dao et al. 2022), in blocks of so many queries and keys.
+
+    Raises CompositionError for a block below 1, and when it runs for a lookup that cannot be
+    streamed, with the reason.
+
+    >>> from combinax.combinators import aggregate, normalize, project, score, scaled_dot, softmax
+    >>> head = aggregate() @ normalize(softmax) @ score(scaled_dot) @ project(4)
+    >>> import jax, jax.numpy as jnp
+    >>> x = jnp.ones((5, 4))
+    >>> params = head.init(jax.random.key(0), x)
+    >>> bool(jnp.allclose(streamed(head, 2)(params, x), head(params, x)))
+    True
+    """
+    term = as_term(term, "streamed")
+    if block is not None:
+        block = (block, block) if isinstance(block, int) else block
+        at_least(1, term, block=min(block))
+    return Stream(term, block)

@@ -1,0 +1,185 @@
+"""Sight: how far back a lookup sees, and whether ahead, read off its predicates.
+
+A predicate is a function of marks, so it is asked: first with positions of which nothing but their
+distance is known, then, if it wants to know more, with positions themselves.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from functools import cache, reduce
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from .arithmetic import Pointwise
+from .compose import Compose
+from .lookup import Lookup
+from .mask import mask
+from .predicates import Both, Either, Not, Predicate
+from .project import slots
+from .records import Rows, Scores
+from .term import Term
+from .union import sink
+
+__all__ = ["HORIZON", "Sight", "found", "named", "pauses", "sees", "sight"]
+
+HORIZON = 2**20
+"""How far from a query a predicate is asked about keys; no position of a ring lies beyond."""
+
+
+class Sight(NamedTuple):
+    """How many rows back a query sees, its own included (None: any), and whether it sees ahead."""
+
+    back: int | None
+    ahead: bool
+
+
+class Place:
+    """A position of which only the distance to another is known.
+
+    What a predicate computes with it holds wherever it stands; asked for more, it refuses.
+    """
+
+    def __init__(self, offset: np.ndarray):
+        self.offset = offset
+
+    def apart(self, other: Any) -> np.ndarray:
+        if not isinstance(other, Place):
+            raise TypeError("only the distance between two positions is known")
+        return self.offset - other.offset
+
+    def __sub__(self, other: Any) -> Any:
+        return self.apart(other) if isinstance(other, Place) else Place(self.offset - other)
+
+    def __add__(self, steps: Any) -> Place:
+        return Place(self.offset + steps)
+
+    __radd__ = __add__
+
+    def __lt__(self, other: Any) -> Any:
+        return self.apart(other) < 0
+
+    def __le__(self, other: Any) -> Any:
+        return self.apart(other) <= 0
+
+    def __gt__(self, other: Any) -> Any:
+        return self.apart(other) > 0
+
+    def __ge__(self, other: Any) -> Any:
+        return self.apart(other) >= 0
+
+    def __eq__(self, other: Any) -> Any:
+        return self.apart(other) == 0
+
+    def __ne__(self, other: Any) -> Any:
+        return self.apart(other) != 0
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+# Which keys may be seen
+
+
+def allowed(predicate: Predicate, query: Rows, key: Rows) -> tuple[Any, Any]:
+    """Where a predicate may be true, and where it certainly is. What it asks of the context, or
+    of positions beyond their distance, is unknown (Kleene 1938)."""
+    match predicate:
+        case Both(first, second):
+            (some, every), (other, always) = (allowed(p, query, key) for p in (first, second))
+            return some & other, every & always
+        case Either(first, second):
+            (some, every), (other, always) = (allowed(p, query, key) for p in (first, second))
+            return some | other, every | always
+        case Not(inner):
+            some, every = allowed(inner, query, key)
+            return ~every, ~some
+    if any(predicate.rows):
+        return np.True_, np.False_
+    try:
+        seen = predicate(query, key)
+    except TypeError:  # it asks more than a distance
+        return np.True_, np.False_
+    return seen, seen
+
+
+def sees(lookup: Lookup, query: Rows, key: Rows) -> Any:
+    """Where a query may see a key of the sequence, as far as positions tell."""
+    return reduce(operator.and_, (seen(stage, query, key) for stage in stages(lookup)))
+
+
+def seen(stage: Term, query: Rows, key: Rows) -> Any:
+    """Where a query may see a key of the sequence after one stage."""
+    if isinstance(stage, mask):
+        return allowed(stage.predicate, query, key)[0]
+    if isinstance(stage, (slots, sink)):
+        return np.False_  # from here on, keys are no longer those of the sequence
+    parts = [part for part in stage.parts if not part.constant]
+    if not parts:
+        return np.True_
+    # Stages one after the other, and tables of scores put together, hide what one of them hides.
+    together = isinstance(stage, Compose) or (
+        isinstance(stage, Pointwise) and all(isinstance(p.flow(None), Scores) for p in parts)
+    )
+    tables = [seen(part, query, key) for part in parts]
+    return reduce(operator.and_ if together else operator.or_, tables)
+
+
+@cache
+def sight(lookup: Lookup) -> Sight:
+    """How far a lookup sees, as far as distances tell.
+
+    >>> from combinax.combinators import causal, window
+    >>> sight(Lookup(((0, mask(causal & window(4))),)))
+    Sight(back=4, ahead=False)
+    >>> sight(Lookup(((0, mask(causal)),)))
+    Sight(back=None, ahead=False)
+    """
+    apart = np.arange(-HORIZON, HORIZON + 1, dtype=np.int32)[None]  # from the query to the key
+    query, key = Place(np.zeros((1, 1), np.int32)), Place(apart)
+    with jax.ensure_compile_time_eval():
+        table = np.asarray(sees(lookup, Rows(query, query), Rows(key, key)))
+    where = apart[np.broadcast_to(table, apart.shape)]
+    back = 1 - int(where.min(initial=0))
+    return Sight(back if back <= HORIZON // 2 else None, bool((where > 0).any()))
+
+
+NEAR = 64
+
+
+def pauses(lookup: Lookup, capacity: int) -> bool:
+    """Whether a lookup that may see ahead has a place where no query waits for a later key, such
+    as the end of a prefix or of a block: looked for at the last places and at powers of two."""
+    powers = (2**n - 1 for n in range(capacity.bit_length() + 1))
+    ends = {end for end in powers if end < capacity} | {*range(capacity)[-NEAR:]}
+
+    def waits(end: int) -> bool:
+        query = np.arange(max(0, end + 1 - NEAR), end + 1)[:, None]
+        key = np.arange(end + 1, end + 1 + NEAR)[None]
+        return bool(np.any(sees(lookup, Rows(query, query), Rows(key, key))))
+
+    with jax.ensure_compile_time_eval():
+        return not all(map(waits, ends))
+
+
+# The stages of a lookup
+
+
+def stages(lookup: Lookup) -> tuple[Term, ...]:
+    return tuple(stage for _, stage in lookup.stages)
+
+
+def found(terms: tuple[Term, ...], which: Callable[[Term], bool]) -> Iterator[Term]:
+    """The terms, and the parts of terms, of which something holds."""
+    for term in terms:
+        if which(term):
+            yield term
+        yield from found(term.parts, which)
+
+
+def named(lookup: Lookup) -> Term:
+    """The stage to name: the last mask, or else the first of all."""
+    first, *_ = every = stages(lookup)
+    return [first, *found(every, lambda stage: isinstance(stage, mask))][-1]

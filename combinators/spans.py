@@ -1,0 +1,262 @@
+"""Predicates on whole blocks of rows: intervals of marks, and what they leave of a tile.
+
+A predicate is one function. Run on arrays it gives a mask, run on the least and the largest mark
+of each block it tells, without a table, which tiles no query sees anything of, and which are seen
+whole (interval arithmetic, Moore 1966, with the three values of Kleene 1938).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .mask import mask
+from .records import Marks, Range, Rows
+from .run import Context
+from .tiles import ALL, NONE, SOME
+
+__all__ = ["Maybe", "Span", "plan"]
+
+
+def namespace(*values: Any) -> Any:
+    return jnp if any(isinstance(value, jax.Array) for value in values) else np
+
+
+def smaller(a: Any, b: Any) -> Any:
+    return namespace(a, b).minimum(a, b)
+
+
+def larger(a: Any, b: Any) -> Any:
+    return namespace(a, b).maximum(a, b)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Maybe:
+    """A truth about every pair of a tile: whether it may hold for some, and does for every one."""
+
+    some: Any
+    every: Any
+
+    def __and__(self, other: Any) -> Maybe:
+        other = as_maybe(other)
+        return Maybe(self.some & other.some, self.every & other.every)
+
+    def __or__(self, other: Any) -> Maybe:
+        other = as_maybe(other)
+        return Maybe(self.some | other.some, self.every | other.every)
+
+    def __invert__(self) -> Maybe:
+        return Maybe(~self.every, ~self.some)
+
+    def __eq__(self, other: Any) -> Any:
+        return (self & other) | (~self & ~as_maybe(other))
+
+    def __ne__(self, other: Any) -> Any:
+        return ~(self == other)
+
+    def __bool__(self) -> bool:
+        raise TypeError("whether it holds differs from pair to pair of a tile")
+
+    __rand__ = __and__
+    __ror__ = __or__
+    __hash__ = None  # type: ignore[assignment]
+
+
+def as_maybe(value: Any) -> Maybe:
+    if isinstance(value, Maybe):
+        return value
+    if isinstance(value, (bool, np.bool_)):
+        return Maybe(np.bool_(value), np.bool_(value))
+    raise TypeError(f"{value!r} is no truth about a tile")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Span:
+    """Integers from lo to hi, both included, one such span for every block."""
+
+    lo: Any
+    hi: Any
+
+    def __neg__(self) -> Span:
+        return Span(-self.hi, -self.lo)
+
+    def __abs__(self) -> Span:
+        ends = larger(abs(self.lo), abs(self.hi))
+        return Span(larger(larger(self.lo, -self.hi), 0), ends)
+
+    def __add__(self, other: Any) -> Span:
+        other = as_span(other)
+        return Span(self.lo + other.lo, self.hi + other.hi)
+
+    def __sub__(self, other: Any) -> Span:
+        return self + -as_span(other)
+
+    def __rsub__(self, other: Any) -> Span:
+        return as_span(other) - self
+
+    def __mul__(self, other: Any) -> Span:
+        other = as_span(other)
+        ends = [a * b for a in (self.lo, self.hi) for b in (other.lo, other.hi)]
+        return Span(
+            smaller(smaller(*ends[:2]), smaller(*ends[2:])),
+            larger(larger(*ends[:2]), larger(*ends[2:])),
+        )
+
+    def __floordiv__(self, divisor: Any) -> Span:
+        positive(divisor)
+        return Span(self.lo // divisor, self.hi // divisor)
+
+    def __mod__(self, divisor: Any) -> Span:
+        positive(divisor)
+        whole = (self.lo // divisor) == (self.hi // divisor)
+        where = namespace(whole).where
+        return Span(
+            where(whole, self.lo % divisor, 0), where(whole, self.hi % divisor, divisor - 1)
+        )
+
+    def __lt__(self, other: Any) -> Maybe:
+        other = as_span(other)
+        return Maybe(self.lo < other.hi, self.hi < other.lo)
+
+    def __gt__(self, other: Any) -> Maybe:
+        return as_span(other) < self
+
+    def __le__(self, other: Any) -> Maybe:
+        return ~(self > other)
+
+    def __ge__(self, other: Any) -> Maybe:
+        return ~(self < other)
+
+    def __eq__(self, other: Any) -> Any:
+        return (self <= other) & (self >= other)
+
+    def __ne__(self, other: Any) -> Any:
+        return ~(self == other)
+
+    __radd__, __rmul__ = __add__, __mul__
+    __hash__ = None  # type: ignore[assignment]
+
+
+def as_span(value: Any) -> Span:
+    if isinstance(value, Span):
+        return value
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        return Span(value, value)
+    raise TypeError(f"{value!r} is no integer")
+
+
+def positive(divisor: Any) -> None:
+    if not isinstance(divisor, (int, np.integer)) or divisor <= 0:
+        raise TypeError(f"blocks are divided by a positive integer, not {divisor!r}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """The rows of one side in blocks, as a predicate sees them: like `Rows`, with spans."""
+
+    position: Span
+    index: Span
+    facts: dict[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.facts:
+            raise TypeError(f"{name} is no integer or truth value")
+        return self.facts[name]
+
+    def take(self, table: Any, axis: int) -> Any:
+        return table
+
+    def at(self, rows: slice) -> Blocks:
+        """Some of the blocks."""
+        position, index = (Span(s.lo[rows], s.hi[rows]) for s in (self.position, self.index))
+        return Blocks(position, index, self.facts)
+
+
+def bounds(value: Any, size: int, axis: int) -> Span:
+    """The least and the largest of every block, laid along an axis of the plan."""
+    if isinstance(value, Range):
+        starts = np.arange(value.start, value.stop, size)
+        ends = smaller(starts + size, value.stop) - 1
+        return Span(np.expand_dims(starts, 1 - axis), np.expand_dims(ends, 1 - axis))
+    low, high = (reduced(value, size, 0, fold) for fold in (jnp.min, jnp.max))
+    return Span(jnp.expand_dims(low, 1 - axis), jnp.expand_dims(high, 1 - axis))
+
+
+def reduced(value: Any, size: int, axis: int, fold: Callable) -> Any:
+    """Every block of an axis folded to one number."""
+    short = -value.shape[axis] % size
+    pads = [(0, short if i == axis else 0) for i in range(value.ndim)]
+    padded = jnp.pad(value, pads, mode="edge")
+    shape = (*value.shape[:axis], -1, size, *value.shape[axis + 1 :])
+    return fold(padded.reshape(shape), axis=axis + 1)
+
+
+def fact(value: Any, lengths: tuple[int, int], block: tuple[int, int], axis: int) -> Any:
+    """What is known of a piece of context in every block; None if nothing is."""
+    if value.ndim == 0 or value.shape == (1,):
+        value = value.reshape(())
+        return Maybe(value, value) if value.dtype == bool else Span(value, value)
+    if value.ndim == 1 and value.dtype == bool:
+        some, every = (reduced(value, block[axis], 0, fold) for fold in (jnp.any, jnp.all))
+        return Maybe(jnp.expand_dims(some, 1 - axis), jnp.expand_dims(every, 1 - axis))
+    if value.ndim == 1:
+        return bounds(value, block[axis], axis)
+    table = Maybe(value, value)
+    for side in (0, 1):
+        if value.shape[side] > 1 or lengths[side] == 1:
+            table = Maybe(
+                reduced(table.some, block[side], side, jnp.any),
+                reduced(table.every, block[side], side, jnp.all),
+            )
+    return table
+
+
+def blocks(rows: Rows, names: Iterable[str], context: Context, lengths, block, axis: int) -> Blocks:
+    facts = {}
+    for name in names:
+        value = jnp.asarray(rows.facts.get(name, context.get(name)))
+        if value.dtype == bool or (value.ndim < 2 and jnp.issubdtype(value.dtype, jnp.integer)):
+            facts[name] = fact(value, lengths, block, axis)
+    return Blocks(
+        bounds(rows.position, block[axis], axis), bounds(rows.index, block[axis], axis), facts
+    )
+
+
+def plan(masks: Iterable[mask], marks: Marks, context: Context, block: tuple[int, int]) -> Any:
+    """NONE, SOME or ALL for every tile: known now (NumPy) or only when it runs (JAX)."""
+    lengths = marks.query.length, marks.key.length
+    counts = tuple(-(-length // size) for length, size in zip(lengths, block, strict=True))
+    parts = np.full(counts, ALL, np.int8)
+    for stage in masks:
+        of_query, of_key = stage.facts
+        query = blocks(marks.query, of_query, context, lengths, block, 0)
+        key = blocks(marks.key, of_key, context, lengths, block, 1)
+        parts = in_steps(partial(narrowed, stage), parts, query, key)
+    return parts
+
+
+def narrowed(stage: mask, parts: Any, query: Blocks, key: Blocks) -> Any:
+    """What a mask leaves of the tiles of a plan."""
+    try:
+        seen = as_maybe(stage.predicate(query, key))
+    except (TypeError, AttributeError):  # no interval arithmetic: anything may be seen
+        seen = Maybe(np.bool_(True), np.bool_(False))
+    where = namespace(parts, seen.some, seen.every).where
+    left = where(seen.every, ALL, where(seen.some, SOME, NONE))
+    return smaller(parts, left).astype(np.int8)
+
+
+def in_steps(narrow: Callable, parts: Any, query: Blocks, key: Blocks) -> Any:
+    """The same, some rows at a time where a plan that is known is large."""
+    size = max(1, 2**18 // parts.shape[1])
+    known = isinstance(parts, np.ndarray) and isinstance(query.position.lo, np.ndarray)
+    if not known or query.facts or key.facts or len(parts) <= size:
+        return narrow(parts, query, key)
+    steps = [slice(start, start + size) for start in range(0, len(parts), size)]
+    return np.concatenate([narrow(parts[step], query.at(step), key) for step in steps])

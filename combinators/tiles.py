@@ -1,0 +1,433 @@
+"""Sweeps over the tiles of a table that is never made, with every derivative a sweep again.
+
+A function of one tile of rows and one of columns gives numbers that are summed over all tiles.
+Such a sum is closed under differentiation (the tangent of a sum is the sum of the tangents), under
+transposition (what was cut is added up, what was added up is cut) and under mapping (one more axis
+to walk along). So derivatives of every order take memory linear in the rows and columns: each tile
+is computed again where it is needed, and nothing of it is kept (Chen et al. 2016, Dao et al. 2022).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+__all__ = ["ALL", "NONE", "SOME", "Fold", "Grid", "Layout", "Place", "Side", "Sum", "fold"]
+
+NONE, SOME, ALL = 0, 1, 2
+"""How much of a tile takes part."""
+
+
+class Side(enum.Enum):
+    """How an array belongs to a table: cut along its rows, along its columns, or whole."""
+
+    ROWS = 0
+    COLUMNS = 1
+    WHOLE = 2
+
+
+class Place(NamedTuple):
+    """A tile: where it begins in the table, how large it is, and whether all of it takes part."""
+
+    row: Any
+    column: Any
+    rows: int
+    columns: int
+    full: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How an array lies: its side, and for every mapped axis whether the array has it, in front."""
+
+    side: Side
+    maps: tuple[bool, ...] = ()
+
+    def window(self, shape: tuple[int, ...], copy: Sequence[Any], place: Place) -> tuple:
+        """Where a tile's part of an array begins, and its shape."""
+        start = [index for index, has in zip(copy, self.maps, strict=True) if has]
+        size = [1] * len(start)
+        rest = shape[len(start) :]
+        if self.side is not Side.WHOLE:
+            at = (
+                (place.row, place.rows) if self.side is Side.ROWS else (place.column, place.columns)
+            )
+            start, size, rest = [*start, at[0]], [*size, at[1]], rest[1:]
+        return [jnp.int32(x) for x in (*start, *[0] * len(rest))], (*size, *rest)
+
+    def shape(self, shape: tuple[int, ...], place: Place) -> tuple[int, ...]:
+        """The shape of a tile's part of an array."""
+        return self.window(shape, self.maps, place)[1][sum(self.maps) :]
+
+    def cut(self, array: Array, copy: Sequence[Any], place: Place) -> Array:
+        """The part of an array that belongs to a tile."""
+        start, size = self.window(array.shape, copy, place)
+        part = array if size == array.shape else jax.lax.dynamic_slice(array, start, size)
+        return part.reshape(size[sum(self.maps) :])
+
+    def put(self, array: Array, part: Array, copy: Sequence[Any], place: Place) -> Array:
+        """The array with a tile's part in its place."""
+        start, size = self.window(array.shape, copy, place)
+        if size == array.shape:
+            return part.reshape(size)
+        return jax.lax.dynamic_update_slice(array, part.reshape(size), start)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Grid:
+    """A table of rows and columns in blocks, and which of its tiles take part, if that is known.
+
+    `plan` has NONE, SOME or ALL for every tile. Where it is None the first operand is the plan.
+    """
+
+    shape: tuple[int, int]
+    block: tuple[int, int]
+    plan: np.ndarray | None
+
+    def runs(self, axis: int) -> Iterator[tuple[int, int, int]]:
+        """Blocks of one size along an axis: the number of the first, how many, and the size."""
+        count, rest = divmod(self.shape[axis], self.block[axis])
+        if count:
+            yield 0, count, self.block[axis]
+        if rest:
+            yield count, 1, rest
+
+
+class Band(NamedTuple):
+    """The tiles of some rows of tiles that have one width and take part in one way.
+
+    For every row `numbers` lists them, in front, and `live` says how many they are.
+    """
+
+    left: int
+    width: int
+    full: bool
+    numbers: Any
+    live: Any
+
+
+def bands(grid: Grid, plan: Any) -> Iterator[Band]:
+    """Some rows of a plan: first the tiles that take part whole, as most do."""
+    xp = np if isinstance(plan, np.ndarray) else jnp
+    for first, count, width in grid.runs(1):
+        for sort in (ALL, SOME):
+            chosen = plan[:, first : first + count] == sort
+            live = chosen.sum(1).astype(np.int32)
+            numbers = xp.argsort(~chosen, axis=1, stable=True).astype(np.int32)
+            if isinstance(plan, np.ndarray):
+                numbers = numbers[:, : live.max()]
+            if numbers.shape[1]:
+                yield Band(first * grid.block[1], width, sort == ALL, numbers, live)
+
+
+Body = Callable[[Place, tuple[Array, ...], tuple[Array, ...]], Sequence[Array]]
+"""From a place, its part of all results so far and of all operands: the new part of all results."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sweep:
+    """A walk over the tiles of a grid, for every index of the mapped axes.
+
+    `function` sees the operands cut as `inputs` say; its results lie in arrays as `outputs` say.
+    """
+
+    grid: Grid
+    function: Callable[..., Sequence[Array]]
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout, ...]
+    shapes: tuple[jax.ShapeDtypeStruct, ...]
+    sizes: tuple[int, ...] = ()
+
+    def run(self, *operands: Array) -> list[Array]:
+        """The results."""
+        raise NotImplementedError
+
+    def walk(self, operands: Sequence[Array], results: list[Array], body: Body) -> list[Array]:
+        """One index of the mapped axes after the other: what is in hand stays in the cache."""
+
+        def copy(number: Any, results: list[Array]) -> list[Array]:
+            index = jnp.unravel_index(number, self.sizes) if self.sizes else ()
+            return self.table(index, operands, results, body)
+
+        total = math.prod(self.sizes)
+        return copy(0, results) if total == 1 else jax.lax.fori_loop(0, total, copy, results)
+
+    def table(self, copy: Any, operands: Any, results: list[Array], body: Body) -> list[Array]:
+        """Row after row of tiles."""
+        grid = self.grid
+        whole = Place(0, 0, *grid.shape, False)
+        plan = self.inputs[0].cut(operands[0], copy, whole) if grid.plan is None else grid.plan
+        for first, count, rows in grid.runs(0):
+            along = list(bands(grid, plan[first : first + count]))
+
+            def row(number, results, first=first, rows=rows, along=along):
+                place = Place(first * grid.block[0] + number * rows, 0, rows, grid.shape[1], False)
+                return self.row(copy, place, number, along, operands, results, body)
+
+            results = row(0, results) if count == 1 else jax.lax.fori_loop(0, count, row, results)
+        return results
+
+    def row(
+        self,
+        copy: Any,
+        place: Place,
+        number: Any,
+        along: list[Band],
+        operands: Any,
+        results: Any,
+        body: Body,
+    ):
+        """One row of tiles: what belongs to the row is cut once and held in hand."""
+        cut = cut_all(self.inputs, operands, copy, place, Side.ROWS)
+        held = cut_all(self.outputs, results, copy, place, Side.ROWS)
+        for band in along:
+            numbers, live = jnp.asarray(band.numbers)[number], jnp.asarray(band.live)[number]
+
+            def tile(n, held, band=band, numbers=numbers):
+                left = band.left + numbers[n] * band.width
+                here = Place(place.row, left, place.rows, band.width, band.full)
+                tiles = cut_all(self.inputs, cut, copy, here, Side.COLUMNS, Side.WHOLE)
+                old = cut_all(self.outputs, held, copy, here, Side.COLUMNS, Side.WHOLE)
+                new = body(here, tuple(old), tuple(tiles))
+                return put_all(self.outputs, held, new, copy, here, Side.COLUMNS, Side.WHOLE)
+
+            held = jax.lax.fori_loop(0, live, tile, held)
+        return put_all(self.outputs, results, held, copy, place, Side.ROWS)
+
+    # The same with one more mapped axis, or one less.
+
+    def mapped(self, size: int, along: Sequence[bool]) -> Self:
+        """One more axis, in front of some operands and of every result."""
+        more = lambda layout, has: Layout(layout.side, (has, *layout.maps))  # noqa: E731
+        return dataclasses.replace(
+            self,
+            inputs=tuple(map(more, self.inputs, along)),
+            outputs=tuple(more(layout, True) for layout in self.outputs),
+            shapes=tuple(jax.ShapeDtypeStruct((size, *s.shape), s.dtype) for s in self.shapes),
+            sizes=(size, *self.sizes),
+        )
+
+    def side_by_side(self, *operands: Array) -> list[Array]:
+        """The results, with all indices of the mapped axes at once."""
+        if not self.sizes:
+            return self.run(*operands)
+        less = lambda layout: Layout(layout.side, layout.maps[1:])  # noqa: E731
+        has = [layout.maps[0] for layout in self.outputs]
+        one = dataclasses.replace(
+            self,
+            inputs=tuple(map(less, self.inputs)),
+            outputs=tuple(map(less, self.outputs)),
+            shapes=tuple(
+                jax.ShapeDtypeStruct(s.shape[h:], s.dtype)
+                for s, h in zip(self.shapes, has, strict=True)
+            ),
+            sizes=self.sizes[1:],
+        )
+        axes = [0 if layout.maps[0] else None for layout in self.inputs]
+        results = jax.vmap(one.side_by_side, axes, axis_size=self.sizes[0])(*operands)
+        return [x if h else x.sum(0) for x, h in zip(results, has, strict=True)]
+
+
+def cut_all(
+    layouts: Sequence[Layout], arrays: Sequence[Array], copy: Any, place: Place, *sides: Side
+):
+    """The arrays that lie along one of the sides cut, the others as they are."""
+    pairs = zip(layouts, arrays, strict=True)
+    return [layout.cut(x, copy, place) if layout.side in sides else x for layout, x in pairs]
+
+
+def put_all(
+    layouts: Sequence[Layout],
+    arrays: Sequence[Array],
+    parts: Sequence[Array],
+    copy: Any,
+    place: Place,
+    *sides: Side,
+):
+    """The parts that lie along one of the sides put into their arrays, the others as they are."""
+    triples = zip(layouts, arrays, parts, strict=True)
+    return [
+        layout.put(x, new, copy, place) if layout.side in sides else new
+        for layout, x, new in triples
+    ]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sum(Sweep):
+    """The sum over all tiles of `function(place, *tiles)`, in at least float32."""
+
+    def run(self, *operands: Array) -> list[Array]:
+        sums = [jnp.zeros(s.shape, jnp.promote_types(s.dtype, jnp.float32)) for s in self.shapes]
+
+        def body(place, old, tiles):
+            new = self.function(place, *tiles)
+            return [a + b.astype(a.dtype) for a, b in zip(old, new, strict=True)]
+
+        sums = self.walk(operands, sums, body)
+        return [x.astype(s.dtype) for x, s in zip(sums, self.shapes, strict=True)]
+
+    def tangent(self, active: Sequence[bool]) -> Sum:
+        """The derivative along the active operands, whose tangents follow all operands."""
+
+        def function(place, *tiles):
+            x, dx = tiles[: len(active)], tiles[len(active) :]
+            along = lambda *some: tuple(self.function(place, *put_in(x, active, some)))  # noqa: E731
+            return jax.jvp(along, tuple(taken(x, active)), dx)[1]
+
+        inputs = (*self.inputs, *taken(self.inputs, active))
+        return dataclasses.replace(self, function=function, inputs=inputs)
+
+    def transposed(
+        self, linear: Sequence[bool], avals: Sequence[Any], active: Sequence[bool]
+    ) -> Sum:
+        """From cotangents of the active results, which follow the other operands, to those of the
+        linear operands: what was cut is added up, and what was added up is cut."""
+        known = [not is_linear for is_linear in linear]
+        lying = taken(self.inputs, linear)
+
+        def function(place, *tiles):
+            given = tiles[sum(known) :]
+            fixed = put_in([None] * len(linear), known, tiles[: sum(known)])
+
+            def forward(*some):
+                return tuple(taken(self.function(place, *put_in(fixed, linear, some)), active))
+
+            zeros = [
+                jnp.zeros(layout.shape(a.shape, place), a.dtype)
+                for layout, a in zip(lying, avals, strict=True)
+            ]
+            made, back = jax.vjp(forward, *zeros)
+            return back(tuple(g.astype(y.dtype) for g, y in zip(given, made, strict=True)))
+
+        return dataclasses.replace(
+            self,
+            function=function,
+            inputs=(*taken(self.inputs, known), *taken(self.outputs, active)),
+            outputs=tuple(lying),
+            shapes=tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals),
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Fold(Sweep):
+    """Columns absorbed block by block, where the first result is what all others are relative to.
+
+    `function(place, old, *tiles)` gives the new results of a row, which begin as `initial` says. To
+    derivatives the first result, once found, is a constant, and the others are the sum over all
+    tiles of `contribution(place, *tiles, first)`.
+    """
+
+    initial: tuple[float, ...] = ()
+    contribution: Any = None
+
+    def run(self, *operands: Array) -> list[Array]:
+        pairs = zip(self.shapes, self.initial, strict=True)
+        results = [jnp.full(s.shape, x, s.dtype) for s, x in pairs]
+        absorb = lambda place, old, tiles: self.function(place, old, *tiles)  # noqa: E731
+        return self.walk(operands, results, absorb)
+
+    @property
+    def sum(self) -> Sum:
+        """The results after the first, as a sum of contributions."""
+        inputs = (*self.inputs, self.outputs[0])
+        outputs, shapes = self.outputs[1:], self.shapes[1:]
+        return Sum(self.grid, self.contribution, inputs, outputs, shapes, self.sizes)
+
+
+def taken(values: Sequence[Any], chosen: Sequence[bool]) -> list[Any]:
+    """The values in the chosen places."""
+    return [value for value, take in zip(values, chosen, strict=True) if take]
+
+
+def put_in(values: Sequence[Any], chosen: Sequence[bool], new: Sequence[Any]) -> list[Any]:
+    """The values, with new ones in the chosen places."""
+    rest = iter(new)
+    return [next(rest) if take else value for value, take in zip(values, chosen, strict=True)]
+
+
+# The two primitives: how they run, and what their derivatives and maps are
+
+
+def one_after_other(*operands: Array, what: Sweep) -> list[Array]:
+    return what.run(*operands)
+
+
+def side_by_side(*operands: Array, what: Sweep) -> list[Array]:
+    return what.side_by_side(*operands)
+
+
+def batch(primitive: Primitive, operands: Any, dims: Any, *, what: Sweep) -> tuple[Any, Any]:
+    along = [d is not None for d in dims]
+    (size,) = {x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None}
+    pairs = zip(operands, dims, strict=True)
+    moved = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in pairs]
+    results = primitive.bind(*moved, what=what.mapped(size, along))
+    return results, [0] * len(results)
+
+
+def sweeping(name: str) -> Primitive:
+    """A primitive that runs a sweep. On a CPU one copy after the other is faster, for then a tile
+    stays in the cache; elsewhere all copies run side by side."""
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_impl(
+        lambda *operands, what: jax.jit(partial(primitive.bind, what=what))(*operands)
+    )
+    primitive.def_abstract_eval(
+        lambda *_, what: [ShapedArray(s.shape, s.dtype) for s in what.shapes]
+    )
+    batching.primitive_batchers[primitive] = partial(batch, primitive)
+    everywhere = mlir.lower_fun(side_by_side, multiple_results=True)
+    mlir.register_lowering(primitive, everywhere)
+    on_cpu = mlir.lower_fun(one_after_other, multiple_results=True)
+    mlir.register_lowering(primitive, on_cpu, platform="cpu")
+    return primitive
+
+
+tile_sum, tile_fold = sweeping("tile_sum"), sweeping("tile_fold")
+
+
+def sum_tangent(primals: Any, tangents: Any, *, what: Sum) -> Any:
+    active = [not isinstance(tangent, ad.Zero) for tangent in tangents]
+    moved = tile_sum.bind(*primals, *taken(tangents, active), what=what.tangent(active))
+    return tile_sum.bind(*primals, what=what), moved
+
+
+def sum_transpose(cotangents: Any, *operands: Any, what: Sum) -> Any:
+    linear = [ad.is_undefined_primal(x) for x in operands]
+    avals = [x.aval for x in taken(operands, linear)]
+    active = [not isinstance(cotangent, ad.Zero) for cotangent in cotangents]
+    known = taken(operands, [not is_linear for is_linear in linear])
+    back = what.transposed(linear, avals, active)
+    got = tile_sum.bind(*known, *taken(cotangents, active), what=back)
+    return put_in([None] * len(linear), linear, got)
+
+
+def fold_tangent(primals: Any, tangents: Any, *, what: Fold) -> Any:
+    results = tile_fold.bind(*primals, what=what)
+    active = [not isinstance(tangent, ad.Zero) for tangent in tangents]
+    rate = what.sum.tangent([*active, False])
+    moved = tile_sum.bind(*primals, results[0], *taken(tangents, active), what=rate)
+    return results, [ad.Zero(jax.typeof(results[0])), *moved]
+
+
+ad.primitive_jvps[tile_sum] = sum_tangent
+ad.primitive_transposes[tile_sum] = sum_transpose
+ad.primitive_jvps[tile_fold] = fold_tangent
+
+
+def fold(what: Fold, operands: Sequence[Any]) -> list[Array]:
+    """Run a fold. Its derivatives of every order, and maps of it, are sweeps as well."""
+    return tile_fold.bind(*operands, what=what)

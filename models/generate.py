@@ -1,0 +1,189 @@
+"""Generation: read a prompt, then draw token after token, each from the logits of the last.
+
+    state, logits = step(params, state, prompt)
+    token         ~ softmax(choose(logits[-1])),   state, logits = step(params, state, token)
+
+All is written for one sequence. A batch is `jax.vmap`, with the lengths of ragged prompts mapped
+along: rows then differ in nothing from each prompt alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+from ..combinators import CompositionError, Term, identity, stepwise, unstack
+from ..combinators.declare import declare
+
+__all__ = ["Generated", "generate", "stream_tokens"]
+
+NO_TOKEN = -1
+"""What stands behind the end, and for a token that cannot be drawn because logits are NaN."""
+
+
+class Generated(NamedTuple):
+    """Tokens (count,), of which `length` were drawn, a stop token included, and what `keep` made
+    of each."""
+
+    tokens: Array
+    length: Array
+    kept: Any
+
+
+def nothing(logits: Array, token: Array) -> tuple[()]:
+    return ()
+
+
+def generate(
+    term: Term,
+    params: Any,
+    prompt: ArrayLike,
+    count: int,
+    *,
+    choose: Term = identity,
+    rng: Array | None = None,
+    stop: tuple[int, ...] = (),
+    keep: Callable[[Array, Array], Any] = nothing,
+    length: Any = None,
+    dtype: Any = None,
+    **context: Any,
+) -> Generated:
+    """Continue a prompt (T,) by up to `count` tokens, in one compiled loop.
+
+    `choose` makes logits of logits (`greedy`, `keep_top_k(40) @ temperature(0.8)`), from which
+    token number i is drawn with fold_in(rng, i). It ends after a token of `stop`; with `length`,
+    only so many tokens of the prompt count, the rest being padding. `keep(logits, token)` of each
+    step is stacked: `keep=log_probability`. `dtype` is that of the keys and values kept.
+
+    Raises CompositionError for an empty prompt, a term that looks ahead, or one that has no
+    position for the last token.
+
+    >>> from combinax.models import greedy
+    >>> count_up = pointwise(lambda tokens: jax.nn.one_hot((tokens + 1) % 5, 5))
+    >>> generate(count_up, {}, jnp.array([1, 2]), 4, choose=greedy, stop=(0,)).tokens.tolist()
+    [3, 4, 0, -1]
+    """
+    prompt = checked(term, prompt, count, context)
+    rng = jax.random.key(0) if rng is None else rng
+    static = (term, choose, keep, count, tuple(stop), None if dtype is None else jnp.dtype(dtype))
+    return looped(*static, params, prompt, length, rng, context)
+
+
+def checked(term: Term, prompt: ArrayLike, count: int, context: Any) -> Array:
+    """The prompt, once it is sure that the term can read it and what is to follow."""
+    prompt = jnp.asarray(prompt)
+    if prompt.ndim != 1 or not prompt.size or count < 1:
+        raise CompositionError(
+            f"generate continues a prompt of shape (T,), T at least 1, by at least one token, not "
+            f"{prompt.shape} by {count}; a batch is jax.vmap"
+        )
+    # Whatever is wrong with the whole, such as a position past a table, is said before the loop.
+    declare(term, jax.ShapeDtypeStruct((len(prompt) + count - 1,), prompt.dtype), context)
+    return prompt
+
+
+def begin(
+    term: Term, params: Any, prompt: Array, more: int, slack: int, dtype: Any, context: Any
+) -> tuple[Any, Array, Callable[..., Any]]:
+    """The prompt read: state, logits, and the step that goes on from there."""
+    start, step = stepwise(term)
+    state = start(params, prompt, len(prompt) + more, slack=slack, dtype=dtype, **context)
+    context = {name: value for name, value in context.items() if name not in state["given"]}
+    state, logits = step(params, state, prompt, **context)
+    return state, logits, partial(step, params, **context)
+
+
+def drawn(choose: Term, rng: Array, number: Any, logits: Array) -> Array:
+    token = jax.random.categorical(jax.random.fold_in(rng, number), choose({}, logits))
+    return jnp.where(jnp.isnan(logits).any(), NO_TOKEN, token).astype(jnp.int32)
+
+
+@partial(jax.jit, static_argnums=range(6))
+def looped(
+    term: Term, choose: Term, keep: Callable, count: int, stop: tuple[int, ...], dtype: Any,
+    params: Any, prompt: Array, length: Any, rng: Array, context: Any,
+) -> Generated:  # fmt: skip
+    params = unstack(term, params)  # layers written out step faster than a scan of them
+    # Padding that was read is overwritten: it may be all of the prompt but one token.
+    slack = 0 if length is None else len(prompt) - 1
+    state, logits, step = begin(term, params, prompt, count, slack, dtype, context)
+    length = len(prompt) if length is None else length
+
+    def after(number: Any, logits: Array, made: Generated) -> tuple[Array, Array, Generated]:
+        token = drawn(choose, rng, number, logits)
+        kept = jax.tree.map(
+            lambda all, one: all.at[number].set(one), made.kept, keep(logits, token)
+        )
+        made = Generated(made.tokens.at[number].set(token), number + 1, kept)
+        return token, jnp.isin(token, jnp.array((*stop, NO_TOKEN))), made
+
+    def unfinished(carry: Any) -> Array:
+        _, _, ended, made = carry
+        return ~ended & (made.length < count)
+
+    def one(carry: Any) -> Any:
+        state, token, _, made = carry
+        state, logits = step(state, token[None], positions=length + made.length - 1)
+        return state, *after(made.length, logits[-1], made)
+
+    logits = logits[length - 1]
+    fact = jax.eval_shape(keep, logits, jax.ShapeDtypeStruct((), jnp.int32))
+    kept = jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), fact)
+    made = Generated(jnp.full(count, NO_TOKEN, jnp.int32), jnp.zeros((), jnp.int32), kept)
+    carry = state, *after(made.length, logits, made)
+    return jax.lax.while_loop(unfinished, one, carry)[-1]
+
+
+def stream_tokens(
+    term: Term,
+    params: Any,
+    prompt: ArrayLike,
+    count: int,
+    *,
+    choose: Term = identity,
+    rng: Array | None = None,
+    stop: tuple[int, ...] = (),
+    dtype: Any = None,
+    **context: Any,
+) -> Iterator[int]:
+    """The tokens of `generate`, one after the other as they come.
+
+    Raises what `generate` raises.
+
+    >>> count_up = pointwise(lambda tokens: 99.0 * jax.nn.one_hot((tokens + 1) % 5, 5))
+    >>> list(stream_tokens(count_up, {}, jnp.array([1, 2]), 3))
+    [3, 4, 0]
+    """
+    prompt = checked(term, prompt, count, context)
+    rng = jax.random.key(0) if rng is None else rng
+    kind = None if dtype is None else jnp.dtype(dtype)
+    params = unstack(term, params)
+    state, logits = read(term, count, kind, params, prompt, context)
+    left = {name: value for name, value in context.items() if name not in state["given"]}
+    for number in range(count):
+        state, token, logits = go_on(term, choose, params, state, logits, rng, number, left)
+        yield int(token)
+        if int(token) in (*stop, NO_TOKEN):
+            return
+
+
+@partial(jax.jit, static_argnums=range(3))
+def read(term: Term, count: int, dtype: Any, params: Any, prompt: Array, context: Any) -> Any:
+    state, logits, _ = begin(term, params, prompt, count, 0, dtype, context)
+    return state, logits[-1]
+
+
+@partial(jax.jit, static_argnums=(0, 1), donate_argnums=(3,))
+def go_on(
+    term: Term, choose: Term, params: Any, state: Any, logits: Array, rng: Array, number: Any,
+    context: Any,
+) -> tuple[Any, Array, Array]:  # fmt: skip
+    token = drawn(choose, rng, number, logits)
+    state, logits = stepwise(term).step(params, state, token[None], **context)
+    return state, token, logits[-1]

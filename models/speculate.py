@@ -1,0 +1,100 @@
+"""Speculative decoding: a small term drafts several tokens, and one step of the large judges them.
+
+    accept d with probability min(1, p(d) / q(d)),  else draw from max(p - q, 0) / its sum
+
+What comes out is distributed as the large term alone would have it, whatever the draft.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+from ..combinators import CompositionError, Term, identity, softmax, unstack
+from .generate import Generated, begin, checked, drawn
+
+__all__ = ["speculate"]
+
+
+def speculate(
+    term: Term,
+    params: Any,
+    draft: Term,
+    draft_params: Any,
+    prompt: ArrayLike,
+    count: int,
+    *,
+    ahead: int = 4,
+    choose: Term = identity,
+    rng: Array | None = None,
+) -> Generated:
+    """Continue a prompt (T,) by `count` tokens of `term`, with drafts of `ahead` tokens at a time.
+
+    With `choose=greedy` the tokens are those of `generate`; otherwise they have the same
+    distribution. `kept` is how many steps of `term` it took (Leviathan et al. 2023).
+
+    Raises CompositionError for drafts of no token, and what `generate` raises.
+
+    >>> from combinax.models import greedy
+    >>> count_up = pointwise(lambda tokens: jax.nn.one_hot((tokens + 1) % 5, 5))
+    >>> same = pointwise(lambda tokens: jax.nn.one_hot(tokens, 5))
+    >>> speculate(count_up, {}, same, {}, jnp.array([1]), 3, choose=greedy).tokens.tolist()
+    [2, 3, 4]
+    """
+    if ahead < 1:
+        raise CompositionError(f"speculate drafts at least one token ahead, not {ahead}")
+    for one in (term, draft):
+        prompt = checked(one, prompt, count + ahead, {})
+    rng = jax.random.key(0) if rng is None else rng
+    return judged(term, draft, choose, count, ahead, params, draft_params, prompt, rng)
+
+
+@partial(jax.jit, static_argnums=range(5))
+def judged(
+    term: Term, draft: Term, choose: Term, count: int, ahead: int,
+    params: Any, draft_params: Any, prompt: Array, rng: Array,
+) -> Generated:  # fmt: skip
+    room = count + ahead + 1
+    read = partial(begin, prompt=prompt, more=room, slack=ahead, dtype=None, context={})
+    large, logits, judge = read(term, unstack(term, params))
+    small, _, propose = read(draft, unstack(draft, draft_params))
+
+    def likely(logits: Array) -> Array:
+        return softmax({}, choose({}, logits))
+
+    def round_of(carry: Any) -> Any:
+        large, small, last, tokens, made, rounds = carry
+        at = len(prompt) + made - 1
+        key = jax.random.fold_in(rng, made)
+
+        def guess(carry: Any, number: Array) -> Any:
+            small, token = carry
+            small, logits = propose(small, token[None], positions=at + number)
+            return (small, drawn(choose, key, number, logits[-1])), (token, likely(logits[-1]))
+
+        # One step more than there are drafts, so that the last of them is in its state as well.
+        (small, _), (asked, q) = jax.lax.scan(guess, (small, last), jnp.arange(ahead + 1))
+        large, logits = judge(large, asked, positions=at)
+        p, q, drafts = likely(logits), q.at[-1].set(0), asked[1:]
+
+        place = jnp.arange(ahead)
+        luck = jax.random.uniform(jax.random.fold_in(key, ahead + 1), (ahead,))
+        right = luck * q[place, drafts] < p[place, drafts]
+        good = jnp.cumprod(right).sum()
+        rest = jnp.maximum(p[good] - q[good], 0)
+        other = jax.random.categorical(jax.random.fold_in(key, ahead + 2), jnp.log(rest))
+        other = jnp.where(jnp.isnan(rest).any(), -1, other).astype(jnp.int32)
+        found = jnp.append(drafts, other).at[good].set(other)
+        tokens = jax.lax.dynamic_update_slice_in_dim(tokens, found, made, 0)
+        return large, small, other, tokens, made + good + 1, rounds + 1
+
+    first = drawn(choose, rng, 0, logits[-1])
+    tokens = jnp.zeros(room, jnp.int32).at[0].set(first)
+    carry = large, small, first, tokens, jnp.ones((), jnp.int32), jnp.ones((), jnp.int32)
+    *_, tokens, made, rounds = jax.lax.while_loop(lambda carry: carry[4] < count, round_of, carry)
+    return Generated(tokens[:count], jnp.minimum(made, count), rounds)

@@ -1,0 +1,239 @@
+"""Generation: against the whole forward run again for every token, and choosing against NumPy."""
+# ruff: noqa: F403, F405
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sampling import close, drawn, identical
+from test_stepwise_cases import POSITIONED, TOKENS, WIDTH, model, quick
+
+from combinax import models
+from combinax.combinators import *
+from combinax.models import (
+    generate,
+    greedy,
+    keep_top_k,
+    keep_top_p,
+    log_probability,
+    speculate,
+    stream_tokens,
+)  # fmt: skip
+
+PROMPT: Any = TOKENS[:4]
+
+
+def rerun(term, params, prompt, count, choose: Term = identity, rng=None, **context):
+    """What generation means: the whole forward for every token."""
+    rng = jax.random.key(0) if rng is None else rng
+    tokens, run = [*prompt.tolist()], quick(term)
+    for number in range(count):
+        logits = run(params, np.array(tokens, np.int32), **context)[-1]
+        key = jax.random.fold_in(rng, number)
+        tokens.append(int(jax.random.categorical(key, choose({}, logits))))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("name", POSITIONED)
+def test_generation_is_the_whole_forward_again_and_again(name):
+    term = POSITIONED[name]
+    params = drawn(term, TOKENS)
+    for choose, seed in ((greedy, 0), (temperature(2.0), 1), (keep_top_k(3) @ temperature(2.0), 2)):
+        rng = jax.random.key(seed)
+        made = generate(term, params, PROMPT, 6, choose=choose, rng=rng)
+        assert made.tokens.tolist() == rerun(term, params, PROMPT, 6, choose, rng)
+        assert made.length == 6 and made.kept == ()
+
+
+def test_generation_in_either_form_of_layers():
+    term = POSITIONED["rotary"]
+    params = drawn(term, TOKENS)
+    made = [generate(term, p, PROMPT, 5).tokens for p in (params, unstack(term, params))]
+    identical(*made)
+
+
+def test_tokens_as_they_come_are_those_of_the_loop():
+    term = POSITIONED["window"]
+    params = drawn(term, TOKENS)
+    for seed in (0, 1):
+        options: dict[str, Any] = dict(choose=temperature(3.0), rng=jax.random.key(seed))
+        made = generate(term, params, PROMPT, 8, **options).tokens.tolist()
+        assert list(stream_tokens(term, params, PROMPT, 8, **options)) == made
+        stop = (made[3],)
+        cut = generate(term, params, PROMPT, 8, stop=stop, **options)
+        length = made.index(stop[0]) + 1
+        assert cut.length == length
+        assert cut.tokens.tolist() == made[:length] + [-1] * (8 - length)
+        assert list(stream_tokens(term, params, PROMPT, 8, stop=stop, **options)) == made[:length]
+
+
+def test_seeds():
+    term = POSITIONED["rotary"]
+    params = jax.tree.map(lambda leaf: leaf / 10, drawn(term, TOKENS))
+    make = partial(generate, term, params, PROMPT, 12)
+    one, again, other = (make(rng=jax.random.key(seed)).tokens for seed in (1, 1, 2))
+    identical(one, again)
+    assert (one != other).any()
+
+
+@pytest.mark.parametrize("name", ["alibi", "window"])
+def test_ragged_prompts_in_one_batch_are_each_alone(name):
+    term = POSITIONED[name]
+    params = drawn(term, TOKENS)
+    lengths = np.array([1, 4, 6], np.int32)
+    prompts = np.stack([TOKENS[i : i + 6] for i in range(3)])
+    keys = jax.random.split(jax.random.key(3), 3)
+
+    def one(prompt, length, rng):
+        return generate(term, params, prompt, 5, choose=temperature(2.0), stop=(0,), rng=rng,
+                        length=length)  # fmt: skip
+
+    made = jax.vmap(one)(prompts, lengths, keys)
+    for row, length in enumerate(lengths):
+        alone = generate(term, params, prompts[row, :length], 5, choose=temperature(2.0),
+                         stop=(0,), rng=keys[row])  # fmt: skip
+        identical(jax.tree.map(lambda leaf, row=row: leaf[row], made), alone)
+
+
+def test_log_probabilities():
+    term = POSITIONED["learned"]
+    params = drawn(term, TOKENS)
+    made = generate(term, params, PROMPT, 6, choose=temperature(3.0), keep=log_probability)
+    whole = quick(term)(params, np.concatenate([PROMPT, made.tokens]))
+    logs = jax.nn.log_softmax(whole[len(PROMPT) - 1 : -1])
+    close(made.kept, jnp.take_along_axis(logs, made.tokens[:, None], -1)[:, 0])
+
+
+def test_a_memory_is_read():
+    body = rms_norm() @ models.reading_decoder(1, WIDTH, 2, 3)
+    term = tied(embed(10, WIDTH), body)
+    memory = np.ones((3, WIDTH), np.float32)
+    params = drawn(term, TOKENS, memory=memory)
+    made = generate(term, params, PROMPT, 4, memory=memory)
+    assert made.tokens.tolist() == rerun(term, params, PROMPT, 4, memory=memory)
+    assert list(stream_tokens(term, params, PROMPT, 4, memory=memory)) == made.tokens.tolist()
+
+
+def test_state_of_another_type():
+    term = model(layers=1)
+    params = drawn(term, TOKENS)
+    made = generate(term, params, PROMPT, 5, dtype=jnp.bfloat16, keep=log_probability)
+    assert made.length == 5 and np.isfinite(made.kept).all()
+    streamed = stream_tokens(term, params, PROMPT, 5, dtype=jnp.bfloat16)
+    assert list(streamed) == made.tokens.tolist()
+
+
+def test_logits_that_are_no_numbers_draw_no_token():
+    def unsound(tokens):
+        return jnp.where(tokens[:, None] == 3, jnp.nan, jax.nn.one_hot((tokens + 1) % 5, 5))
+
+    term = pointwise(unsound)
+    made = generate(term, {}, np.array([1]), 5, choose=greedy)
+    assert made.tokens.tolist() == [2, 3, -1, -1, -1] and made.length == 3
+    assert list(stream_tokens(term, {}, np.array([1]), 5, choose=greedy)) == [2, 3, -1]
+
+
+# Choosing
+
+LOGITS = np.random.default_rng(0).standard_normal((6, 7)).astype(np.float32)
+
+
+def kept(choose):
+    """Which logits are left, after checking that those are as they were."""
+    y = np.asarray(choose({}, LOGITS))
+    left = np.isfinite(y)
+    np.testing.assert_array_equal(y[left], LOGITS[left])
+    return left
+
+
+def test_greedy_keeps_the_largest():
+    np.testing.assert_array_equal(kept(greedy), LOGITS.max(-1, keepdims=True) == LOGITS)
+    assert np.isfinite(greedy({}, jnp.zeros(3))).tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize("count", [1, 3, 7, 9])
+def test_top_k(count):
+    rank = np.argsort(np.argsort(-LOGITS, -1), -1)
+    np.testing.assert_array_equal(kept(keep_top_k(count)), rank < count)
+    assert np.isfinite(keep_top_k(2)({}, jnp.zeros(3))).tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("share", [1e-6, 0.3, 0.9, 1.0])
+def test_top_p(share):
+    likely = np.exp(LOGITS.astype(float))
+    likely /= likely.sum(-1, keepdims=True)
+    expected = np.zeros(LOGITS.shape, bool)
+    for row, one in enumerate(likely):
+        total = 0.0
+        for token in np.argsort(-one):
+            if total >= share:
+                break
+            expected[row, token], total = True, total + one[token]
+    np.testing.assert_array_equal(kept(keep_top_p(share)), expected)
+
+
+def test_choices_compose():
+    logits = jnp.log(jnp.array([0.5, 0.3, 0.15, 0.05]))
+    # Squared and normalised: .685, .246, .062, .007; the first two reach .9.
+    choose: Any = keep_top_p(0.9) @ temperature(0.5)
+    close(softmax({}, choose({}, logits)), jnp.array([0.25, 0.09, 0, 0]) / 0.34)
+    assert repr(keep_top_p(0.9) @ keep_top_k(4)) == "compose(keep_top_p(0.9), keep_top_k(4))"
+    assert np.isfinite((keep_top_k(1) @ keep_top_p(0.9))({}, logits)).sum() == 1
+
+
+def test_tokens_are_drawn_in_proportion():
+    def fixed(tokens):
+        return jnp.broadcast_to(jnp.log(jnp.array([0.2, 0.5, 0.3])), (len(tokens), 3))
+
+    tokens = generate(pointwise(fixed), {}, np.zeros(1, int), 3000, choose=keep_top_k(2)).tokens
+    # 3,000 draws: a standard deviation of 0.009.
+    np.testing.assert_allclose(np.bincount(tokens) / 3000, [0, 0.625, 0.375], atol=0.03)
+
+
+def test_a_stream_may_be_left():
+    assert list(
+        islice(stream_tokens(pointwise(lambda t: jax.nn.one_hot(t, 3)), {}, np.ones(1, int), 9), 2)
+    )
+
+
+# Speculation
+
+
+@pytest.mark.parametrize("name", ["learned", "window"])
+def test_speculation_is_identical_when_greedy(name):
+    term, draft = POSITIONED[name], model(seen=causal & window(2), layers=1)
+    params, other = drawn(term, TOKENS), drawn(draft, TOKENS, 1)
+    alone = generate(term, params, PROMPT, 6, choose=greedy).tokens
+    made = speculate(term, params, draft, other, PROMPT, 6, ahead=2, choose=greedy)
+    identical(made.tokens, alone)
+    assert made.length == 6 and 2 <= made.kept <= 6
+
+
+def test_a_draft_that_is_right_saves_steps():
+    term = POSITIONED["rotary"]
+    params = drawn(term, TOKENS)
+    made = speculate(term, params, term, params, PROMPT, 9, ahead=3, choose=greedy)
+    identical(made.tokens, generate(term, params, PROMPT, 9, choose=greedy).tokens)
+    assert made.kept == 3  # the prompt, and twice three drafts and one more
+
+
+def chain(rows):
+    """A model in which the next token depends on the last by a table of probabilities."""
+    return pointwise(lambda tokens: jnp.log(jnp.asarray(rows))[tokens])
+
+
+def test_speculation_is_exact_in_distribution():
+    large = np.array([[0.1, 0.6, 0.3], [0.5, 0.5, 0.0], [0.2, 0.2, 0.6]])
+    small = np.array([[0.4, 0.3, 0.3], [0.1, 0.8, 0.1], [0.9, 0.0, 0.1]])
+    made = speculate(chain(large), {}, chain(small), {}, np.zeros(1, int), 6000, ahead=3)
+    pairs = np.zeros((3, 3))
+    np.add.at(pairs, (made.tokens[:-1], made.tokens[1:]), 1)
+    # About 1,500 draws from each row: a standard deviation of 0.013.
+    np.testing.assert_allclose(pairs / pairs.sum(1, keepdims=True), large, atol=0.05)
+    assert made.kept < 5000

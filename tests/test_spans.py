@@ -1,0 +1,156 @@
+"""Predicates on blocks of rows: what they say of a tile is true of every pair in it."""
+
+import tracemalloc
+from typing import Any
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from combinax.combinators import (
+    Entries,
+    Marks,
+    Range,
+    Rows,
+    aggregate,
+    block_causal,
+    causal,
+    compose,
+    describe,
+    dilated,
+    mask,
+    normalize,
+    predicate,
+    prefix,
+    project,
+    read,
+    same,
+    scaled_dot,
+    score,
+    softmax,
+    valid,
+    window,
+)
+from combinax.combinators.spans import Maybe, Span, plan
+from combinax.combinators.tiles import ALL, NONE, SOME
+
+SIMPLE = [
+    causal, window(1), window(5), prefix(0), prefix(4), dilated(3), block_causal(4),
+    same("segments"), same("kinds"), valid("lengths"), read("seen"),
+    predicate(lambda query, key: query.position * 2 - 3 > key.position),
+    predicate(lambda query, key: abs(key.position - query.position) != 2),
+    predicate(lambda query, key: key.position % 4 >= query.position // 3),
+    predicate(lambda query, key: 5 - key.index == 2 * query.index),
+    predicate(lambda query, key: query["kinds"] & key["kinds"], ("kinds",)),
+]  # fmt: skip
+"""Every predicate, and every operation on marks that spans follow."""
+
+predicates = st.recursive(
+    st.sampled_from([mask(p).predicate for p in SIMPLE]),
+    lambda inner: st.one_of(
+        st.tuples(inner, inner).map(lambda pair: pair[0] & pair[1]),
+        st.tuples(inner, inner).map(lambda pair: pair[0] | pair[1]),
+        inner.map(lambda p: ~p),
+    ),
+    max_leaves=4,
+)
+
+
+def table(stage: mask, marks: Marks, context: dict[str, Any]) -> np.ndarray:
+    """What a mask leaves visible, pair by pair."""
+    t, s = marks.query.length, marks.key.length
+    x = Entries(np.zeros((t, 1), np.float32), np.zeros((s, 1), np.float32), None, marks)
+    return np.asarray(stage.apply({}, x, context).visible)
+
+
+@hypothesis.given(
+    predicates, st.integers(1, 9), st.integers(-3, 3),
+    st.tuples(st.integers(1, 5), st.integers(1, 5)), st.integers(0, 9),
+)  # fmt: skip
+def test_a_plan_is_true_of_every_pair(seen, t, offset, block, seed):
+    draw = np.random.default_rng(seed)
+    index = Range(0, t)
+    marks = Marks(Rows(Range(offset, t), index), Rows(index, index))
+    context = dict(
+        segments=jnp.asarray(draw.integers(0, 2, t)), kinds=jnp.asarray(draw.random(t) < 0.5),
+        lengths=jnp.asarray(draw.integers(0, t + 1)), seen=jnp.asarray(draw.random((t, t)) < 0.5),
+    )  # fmt: skip
+    stage = mask(seen)
+    visible = table(stage, marks, context)
+    parts = np.asarray(plan([stage], marks, context, block))
+    assert parts.shape == tuple(-(-t // size) for size in block)
+    for (i, j), part in np.ndenumerate(parts):
+        rows, columns = (
+            slice(i * block[0], (i + 1) * block[0]),
+            slice(j * block[1], (j + 1) * block[1]),
+        )
+        tile = visible[rows, columns]
+        assert part in (NONE, SOME, ALL)
+        assert part != ALL or tile.all()
+        assert part != NONE or not tile.any()
+
+
+@pytest.mark.parametrize(
+    ("seen", "full", "partial"),
+    [
+        (causal, 28, 8),
+        (window(8) & causal, 0, 8 + 7),
+        (block_causal(16), 28 + 8, 0),
+        (prefix(16), 28 + 1, 7),
+        (~causal, 28, 8),
+        (causal & ~causal, 0, 8),
+    ],
+)
+def test_a_plan_that_is_known_is_exact_where_marks_are_positions(seen, full, partial):
+    """Eight by eight blocks of 16 rows: 28 below the diagonal, 8 on it."""
+    rows = Rows(Range(0, 128), Range(0, 128))
+    parts = plan([mask(seen)], Marks(rows, rows), {}, (16, 16))
+    assert isinstance(parts, np.ndarray)
+    assert ((parts == ALL).sum(), (parts == SOME).sum()) == (full, partial)
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        lambda query, key: jnp.abs(query.position - key.position) < 20,
+        lambda query, key: jnp.logical_and(key.position < 20, query.position > -1),
+        lambda query, key: (key.position - query.position).astype(float) < 9.5,
+    ],
+)
+def test_a_function_of_another_kind_is_looked_at_everywhere(seen):
+    rows = Rows(Range(0, 8), Range(0, 8))
+    assert (plan([mask(seen)], Marks(rows, rows), {}, (4, 4)) == SOME).all()
+
+
+def test_floats_among_the_facts_are_looked_at_everywhere():
+    """NaN compares with nothing, so bounds would say too much."""
+    rows = Rows(Range(0, 4), Range(0, 4))
+    higher = predicate(lambda query, key: key["height"] >= query["height"], ("height",))
+    context = {"height": jnp.array([1.0, jnp.nan, 2.0, 0.0])}
+    assert (np.asarray(plan([mask(higher)], Marks(rows, rows), context, (2, 2))) == SOME).all()
+
+
+def test_a_truth_that_differs_from_pair_to_pair_is_no_condition():
+    truth, span = Maybe(np.bool_(True), np.bool_(False)), Span(0, 1)
+    for wrong, text in (
+        (lambda: bool(truth), "differs from pair to pair"),
+        (lambda: span + 0.5, r"0\.5 is no integer"),
+        (lambda: span // 0, "positive integer, not 0"),
+        (lambda: truth & 1, "1 is no truth about a tile"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            wrong()
+
+
+def test_no_table_is_built_to_describe_a_million_rows():
+
+    term = compose(aggregate(), normalize(softmax), mask(causal), score(scaled_dot), project(8))
+    tracemalloc.start()
+    text = str(describe(term, jax.ShapeDtypeStruct((1_000_000, 8), jnp.float32)))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 50 * 2**20
+    assert "streamed in 512 × 256: 3,820,069 blocks visited (3,816,162 full, 3,907 partial)" in text

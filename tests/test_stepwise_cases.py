@@ -1,0 +1,319 @@
+"""Stepping: situations with the right answer known, what state is, and what is refused."""
+# ruff: noqa: F403, F405
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from asking import NORMALIZERS
+from sampling import close, drawn, identical
+from test_stepwise import turned
+
+from combinax import models
+from combinax.combinators import *
+
+WIDTH, TOKENS = 8, np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], np.int32)
+quick: Any = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def model(*stages: Term, entries: Any = project, seen: Any = causal, layers: int = 2) -> Term:
+    """A small language model; what stands between score and normalize, and before all, is given."""
+    scores = compose(*stages, mask(seen), score(scaled_dot))
+    attention = models.multi_head(WIDTH, 2, entries, scores)
+    layer = models.block(attention=attention, dictionary=models.dictionary(6))
+    return tied(embed(10, WIDTH), rms_norm() @ repeat(layers, layer))
+
+
+BODY: Any = model().parts[1]
+POSITIONED = {
+    "learned": tied(embed(10, WIDTH), BODY @ position_embed(16)),
+    "rotary": model(entries=turned),
+    "alibi": model(bias(alibi)),
+    "window": model(seen=causal & window(4)),
+}
+
+
+def fed(term: Term, params: Any, x: Any, sizes: Any, capacity: int = 16, **options: Any) -> Any:
+    """What the steps give, and the last state."""
+    start, step = stepwise(term)
+    state, parts, at = start(params, x[:1], capacity, **options), [], 0
+    compiled = quick(step)
+    for size in sizes:
+        state, y = compiled(params, state, x[at : at + size])
+        parts.append(y)
+        at += size
+    assert compiled._cache_size() == len(set(sizes))  # one compilation for all positions
+    return jnp.concatenate(parts), state
+
+
+@pytest.mark.parametrize("name", POSITIONED)
+@pytest.mark.parametrize("sizes", [(5,), (3, 2), (1,) * 5], ids=str)
+def test_cached_generation_is_the_full_forward(name, sizes):
+    term = POSITIONED[name]
+    params = drawn(term, TOKENS)
+    for tree in (params, unstack(term, params)):
+        close(fed(term, tree, TOKENS[:5], sizes)[0], quick(term)(tree, TOKENS[:5]))
+
+
+@pytest.mark.parametrize("sizes", [(1,) * 11, (3, 3, 5)], ids=str)
+@pytest.mark.parametrize("slack", [0, 3])
+def test_a_window_of_four_fed_eleven_tokens(sizes, slack):
+    term = POSITIONED["window"]
+    params = drawn(term, TOKENS)
+    y, state = fed(term, params, TOKENS, sizes, capacity=11, slack=slack)
+    close(y, quick(term)(params, TOKENS))
+    tables = [leaf for leaf in jax.tree.leaves(state["memory"]) if leaf.ndim == 4]
+    assert {leaf.shape for leaf in tables} == {(2, 2, 4 + slack, 4)}
+
+
+def test_two_rows_at_different_offsets_in_one_compilation():
+    term = POSITIONED["rotary"]
+    params, (start, step) = drawn(term, TOKENS), stepwise(term)
+    offsets = (2, 5)
+    states = []
+    for offset in offsets:
+        state, _ = quick(step)(params, start(params, TOKENS[:1], 12), TOKENS[:offset])
+        states.append(state)
+    state = jax.tree.map(lambda *rows: jnp.stack(rows), *states)
+    whole = quick(term)(params, TOKENS)
+    mapped = quick(jax.vmap(step, (None, 0, 0)))
+    for ahead in range(3):
+        rows = np.stack([TOKENS[offset + ahead :][:1] for offset in offsets])
+        state, y = mapped(params, state, rows)
+        close(y[:, 0], whole[np.array(offsets) + ahead])
+    assert mapped._cache_size() == 1
+    assert state["position"].tolist() == [5, 8]
+
+
+def test_rows_of_each_at_different_offsets():
+    term = each(POSITIONED["alibi"])
+    batch = np.stack([TOKENS, TOKENS[::-1]])
+    params, (start, step) = drawn(term, batch), stepwise(term)
+    state = start(params, batch[:, :5], 12, slack=3)
+    compiled = quick(step)
+    state, _ = compiled(params, state, batch[:, :5])  # the first row's last three are padding
+    whole = quick(term)(params, batch)
+    for ahead in range(2):
+        at = np.array([[2 + ahead], [5 + ahead]], np.int32)
+        rows = np.take_along_axis(batch, at, 1)
+        state, y = compiled(params, state, rows, positions=at)
+        close(y, np.take_along_axis(whole, at[..., None], 1))
+
+
+def test_slots_that_are_not_filled_have_no_weight():
+    ask = project(query=pointwise(jnp.zeros_like), key=identity, value=pointwise(jnp.ones_like))
+    for how in NORMALIZERS.values():
+        term = compose(aggregate(), normalize(how), mask(causal), score(dot), ask)
+        start, step = stepwise(term)
+        x = jnp.ones((3, 2))
+        _, y = step({}, start({}, x, 8), x)
+        close(y, term({}, x))
+        if how == softmax:
+            identical(y, jnp.ones((3, 2)))
+
+
+# What cannot be answered
+
+
+def passed(term: Term, *, sizes: Any, positions: Any = None, **options: Any) -> Any:
+    """The last of several steps, eagerly and compiled."""
+    params = drawn(term, TOKENS)
+    start, step = stepwise(term)
+    capacity = options.pop("capacity", 6)
+    state, at = start(params, TOKENS[:1], capacity, **options), 0
+    for size in sizes[:-1]:
+        state, _ = quick(step)(params, state, TOKENS[at : at + size])
+        at += size
+    last = TOKENS[at : at + sizes[-1]]
+    place = {} if positions is None else {"positions": jnp.asarray(positions)}
+    return partial(step, params, state, last, **place), partial(quick(step), params, state, last,
+                                                                **place)  # fmt: skip
+
+
+FLAT = tied(embed(10, WIDTH), compose(aggregate(), normalize(softmax), mask(causal),
+                                      score(dot), project(WIDTH)))  # fmt: skip
+NEAR = tied(embed(10, WIDTH), compose(aggregate(), normalize(softmax), mask(causal & window(3)),
+                                      score(dot), project(WIDTH)))  # fmt: skip
+PREFIX = tied(embed(10, WIDTH), compose(aggregate(), normalize(softmax), mask(prefix(3)),
+                                        score(dot), project(WIDTH)))  # fmt: skip
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "past the capacity": (
+        dict(term=FLAT, sizes=(6, 1)), "position 6 is past the capacity of 6 positions"
+    ),
+    "past the capacity in layers": (
+        dict(term=model(), sizes=(5, 2)), "position 6 is past the capacity of 6 positions"
+    ),
+    "a chunk past the capacity": (
+        dict(term=FLAT, sizes=(7,)), "position 6 is past the capacity of 6 positions"
+    ),
+    "a gap": (
+        dict(term=FLAT, sizes=(2, 1), positions=3),
+        "position 2 comes next, and a step at position 3 leaves a gap",
+    ),
+    "positions that do not follow": (
+        dict(term=FLAT, sizes=(2, 2), positions=[2, 4]),
+        "the positions of a step follow each other by one",
+    ),
+    "too far back": (
+        dict(term=NEAR, sizes=(6, 1), positions=3, slack=2, capacity=9),
+        "3 positions back is more than the slack of 2",
+    ),
+    "a prefix in parts": (
+        dict(term=PREFIX, sizes=(2, 1)),
+        "mask(prefix(3)) lets queries before position 2 see keys from there on: give them in one",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_answered_is_an_error_or_nan(name):
+    options, text = WRONG[name]
+    eager, compiled = passed(**options)
+    with pytest.raises(CompositionError) as caught:
+        eager()
+    assert text in str(caught.value)
+    assert np.isnan(compiled()[1]).all()
+
+
+# Going back, forking, keeping
+
+
+@pytest.mark.parametrize("term", [FLAT, NEAR], ids=["all", "window"])
+def test_going_back_overwrites(term):
+    params, (start, step) = drawn(term, TOKENS), stepwise(term)
+    state = start(params, TOKENS[:1], 12, slack=2)
+    other = np.array([7, 8, 8], np.int32)
+    state, _ = quick(step)(params, state, TOKENS[:6])
+    state, y = quick(step)(params, state, other[:1], positions=4)
+    state, z = quick(step)(params, state, other[1:])
+    expected = quick(term)(params, np.concatenate([TOKENS[:4], other]))
+    close(jnp.concatenate([y, z]), expected[4:])
+
+
+def test_a_prefix_is_forked():
+    term = POSITIONED["rotary"]
+    params, (start, step) = drawn(term, TOKENS), stepwise(term)
+    state, _ = quick(step)(params, start(params, TOKENS[:1], 8), TOKENS[:4])
+    kept = jax.tree.map(np.asarray, state)  # plain arrays: they can be saved
+    for then in (TOKENS[4:6], TOKENS[6:8]):
+        _, y = quick(step)(params, kept, then)
+        close(y, quick(term)(params, np.concatenate([TOKENS[:4], then]))[4:])
+
+
+def test_state_can_be_donated():
+    term = model()
+    params, (start, step) = drawn(term, TOKENS), stepwise(term)
+    state = start(params, TOKENS[:1], 8)
+    donating = jax.jit(step, donate_argnums=1)
+    whole = quick(term)(params, TOKENS[:3])
+    for at in range(3):
+        before = state
+        state, y = donating(params, state, TOKENS[at : at + 1])
+        close(y[0], whole[at])
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before["memory"]))
+
+
+def test_a_chunk_of_no_rows_changes_nothing():
+    term = POSITIONED["learned"]
+    params, (start, step) = drawn(term, TOKENS), stepwise(term)
+    state, _ = quick(step)(params, start(params, TOKENS[:0], 8), TOKENS[:3])
+    again, y = quick(step)(params, state, TOKENS[:0])
+    identical(again, state)
+    assert y.shape == (0, 10)
+
+
+def test_the_gradient_of_steps_is_that_of_the_whole():
+    term = model(seen=causal & window(2))
+    params, (start, step) = drawn(term, TOKENS), stepwise(term)
+
+    def stepped(params):
+        state, first = step(params, start(params, TOKENS[:1], 6), TOKENS[:2])
+        return jnp.sin(jnp.concatenate([first, step(params, state, TOKENS[2:5])[1]])).sum()
+
+    gradient = quick(jax.grad(stepped))(params)
+    close(gradient, quick(jax.grad(lambda p: jnp.sin(term(p, TOKENS[:5])).sum()))(params))
+
+
+# What state is
+
+
+def size(state: Any) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+
+
+@pytest.mark.parametrize("form", [stack, unstack])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_bytes_of_state_per_token(groups, dtype, form):
+    layers, key, value = 3, 4, 6
+
+    def entries(width):
+        return project(query=key, key=key, value=value)
+
+    attention = models.grouped_heads(16, 4, groups, entries, models.causal_scores)
+    term = tied(embed(10, 16), repeat(layers, identity + attention))
+    params = form(term, drawn(term, TOKENS))
+    sizes = [size(stepwise(term).start(params, TOKENS[:1], n, dtype=dtype)) for n in (8, 9)]
+    assert sizes[1] - sizes[0] == layers * groups * (key + value) * (2 if dtype else 4)
+
+
+def test_state_of_a_window_is_constant():
+    term = POSITIONED["window"]
+    params = drawn(term, TOKENS)
+    sizes = {size(stepwise(term).start(params, TOKENS[:1], n)) for n in (8, 9, 1000)}
+    assert len(sizes) == 1
+
+
+def test_state_has_the_names_of_the_parameters():
+    term = POSITIONED["learned"]
+    params = drawn(term, TOKENS)
+    (layers,) = stepwise(term).start(params, TOKENS[:1], 7)["memory"].values()
+    memory = layers["attention"]["heads"]["score"]["memory"]
+    assert jax.tree.map(jnp.shape, memory) == {
+        "rows": {"key": (2, 2, 7, 4), "value": (2, 2, 7, 4)}, "length": (2, 1), "reach": (2, 1),
+    }  # fmt: skip
+    assert set(params) > {"repeat"} and set(params["repeat"]) >= {"attention"}
+
+
+def test_types_of_state():
+    term = model()
+    params = drawn(term, TOKENS)
+    y, state = fed(term, params, TOKENS, (5, 6), dtype=jnp.bfloat16)
+    floats = [leaf for leaf in jax.tree.leaves(state) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    assert {leaf.dtype for leaf in floats} == {jnp.dtype(jnp.bfloat16)}
+    assert y.dtype == jnp.float32
+    # Keys and values have 8 bits, and scores that differ by that weigh differently by as much.
+    np.testing.assert_allclose(y, quick(term)(params, TOKENS), atol=0.5)
+    split, _ = fed(term, params, TOKENS, (1,) * 11, dtype=jnp.bfloat16)
+    close(split, y)  # however it is cut
+
+
+def test_start_takes_abstract_rows():
+    term = model()
+    params, (start, _) = drawn(term, TOKENS), stepwise(term)
+    abstract = start(params, jax.ShapeDtypeStruct((3,), jnp.int32), 8)
+    identical(abstract, start(params, TOKENS[:1], 8))
+
+
+def test_equal_terms_step_alike():
+    one, two = stepwise(model()), stepwise(model())
+    assert one == two and hash(one) == hash(two)
+    assert stepwise(model(layers=1)) != one
+
+
+def test_a_memory_is_read_once():
+    term = models.reading_decoder(2, WIDTH, 2, 3)
+    x, memory = jnp.ones((2, WIDTH)), jnp.ones((3, WIDTH))
+    params = drawn(term, x, memory=memory)
+    start, step = stepwise(term)
+    state = start(params, x, 4, memory=memory)
+    assert state["given"]["memory"].shape == (0, 3, WIDTH)
+    text = str(jax.make_jaxpr(step)(params, state, x))
+    assert f"f32[3,{WIDTH}] = dot_general" not in text
+    with pytest.raises(ContextError, match="memory was given to start, and what is read"):
+        step(params, state, x, memory=memory)
