@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from combinax.combinators import each, unstack
-from combinax.models import files, sentence
+from combinax.models import files, generate, greedy, sentence
 from combinax.models.pretrained import batch, configuration, load, minilm, save, smollm2
 from combinax.models.reading import matched_pairs, promoted_tokens, spelled
 
@@ -84,13 +84,21 @@ def test_logits_are_those_of_transformers(decoder, number):
     np.testing.assert_array_equal(logits.argmax(-1), expected["best"])
 
 
-def test_greedy_continuation(decoder):
-    """The full forward over what transformers went on to say chooses every token of it again."""
-    said = ORACLE["smollm2/0/greedy"]
-    start = len(ORACLE["smollm2/0/tokens"])
+@pytest.mark.parametrize("number", range(len(TEXTS)))
+def test_greedy_continuation(decoder, number):
+    """What transformers went on to say: the full forward chooses each of its tokens again."""
+    said = ORACLE[f"smollm2/{number}/greedy"]
+    start = len(ORACLE[f"smollm2/{number}/tokens"])
     chosen = np.asarray(jax.jit(decoder.term)(decoder.params, said).argmax(-1))
     np.testing.assert_array_equal(chosen[start - 1 : -1], said[start:])
-    assert decoder.tokenizer.decode(said[start:].tolist()).startswith(" Paris")
+    first = decoder.tokenizer.decode(said[start : start + 1].tolist())
+    assert first == (" Paris", " objects")[number]
+
+
+def test_64_tokens_from_the_cache(decoder):
+    prompt, said = ORACLE["smollm2/1/tokens"], ORACLE["smollm2/1/greedy"]
+    written = generate(decoder.term, decoder.params, prompt, 64, choose=greedy)
+    np.testing.assert_array_equal(written.tokens, said[len(prompt) :])
 
 
 def test_single_blocks_answer_alike(decoder):
