@@ -48,6 +48,7 @@ from .predicates import (
 from .project import linear, project, slots
 from .records import Entries, Marks, Range, Rows, Scores, Weights
 from .repeat import copies, each, heads, repeat
+from .scaling import by_wavelength, interpolated
 from .score import additive, bilinear, cosine, distance, dot, features, scaled_dot, score
 from .simplex import entmax15, hardmax, sparsemax, top_k
 from .stepwise import Stepwise, stepwise
@@ -60,7 +61,7 @@ from .wrap import given, named, precision, shared
 __all__ = [
     # project: where queries, keys and values come from
     "project", "slots", "linear", "embed", "position_embed", "sinusoidal", "rotary", "half_split",
-    "interleaved",
+    "interleaved", "interpolated", "by_wavelength",
     # score: how well a query matches a key
     "score", "dot", "scaled_dot", "cosine", "distance", "bilinear", "additive", "features", "bias",
     "alibi", "alibi_slopes", "relative", "t5_buckets", "Bias", "softcap", "temperature",

@@ -31,11 +31,10 @@ class Declare(Run):
     def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
         policy = context.get("precision")
         float_type = (policy and policy.params) or jnp.result_type(float)
-        self.outputs = {
-            name: dataclasses.replace(p, dtype=p.dtype or float_type)
-            for name, p in term.parameters(x).items()
-        }
-        zeros = {name: jnp.zeros(p.shape, p.dtype) for name, p in self.outputs.items()}
+        self.outputs = over(
+            term.parameters(x), lambda p: dataclasses.replace(p, dtype=p.dtype or float_type)
+        )
+        zeros = over(self.outputs, lambda p: jnp.zeros(p.shape, p.dtype))
         return compute(term, zeros, x, context, self.path)
 
     def enter(self, name: Name) -> Declare:

@@ -6,16 +6,17 @@ import dataclasses
 import html
 import io
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 
 from .choose import decide, side_by_side
-from .declare import Declare, compute, declare
+from .declare import Declare, compute, declare, walk
 from .kinds import show, spec
 from .lookup import Lookup
-from .parameter import is_parameter, over
+from .parameter import over
 from .records import Entries, Scores, Weights
 from .run import Context, Name
 from .term import Leaf, Term, as_term
@@ -245,14 +246,8 @@ def describe(term: Term, x: Any, **context: Any) -> Description:
 
 def counted(rows: list[Row], declared: Mapping[str, Any]) -> list[Row]:
     """The rows with the parameters that lie at their paths, each counted where it stands first."""
-    seen: set[tuple[str, ...]] = set()
-    result = []
-    for row in rows:
-        tree: Any = declared
-        for name in row.path:
-            tree = tree.get(name, {}) if isinstance(tree, Mapping) else {}
-        own = [p for p in dict(tree).values() if is_parameter(p)] if row.path not in seen else []
-        seen.add(row.path)
-        size = sum(math.prod(p.shape) for p in own)
-        result.append(dataclasses.replace(row, parameters=size))
-    return result
+    sizes: Counter[tuple[str, ...]] = Counter()
+    for path, parameter in walk(declared):
+        around = (row.path for row in rows if row.path == path[: len(row.path)])
+        sizes[max(around, key=len, default=())] += math.prod(parameter.shape)
+    return [dataclasses.replace(row, parameters=sizes.pop(row.path, 0)) for row in rows]

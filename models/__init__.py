@@ -5,8 +5,11 @@
     backbone   = transformer(4, attention=attention, dictionary=mlp)
     language   = gpt(256, 64, 128, backbone)
 
-A variant is a term or a function from terms to terms that you pass in; where none is offered,
-write the line itself.
+    term, params, tokenizer = combinax.models.pretrained.load("path/to/model")
+
+`bert`, `gpt2` and `llama` are backbones by the fields of a config.json; `pretrained` loads the
+weights that others trained. A variant is a term or a function from terms to terms that you pass in;
+where none is offered, write the line itself.
 """
 
 from .attention import (
@@ -18,9 +21,12 @@ from .attention import (
     multi_head,
     one_memory,
 )
+from .bert import bert, first, mean_pool, sentence, unit
 from .choose import greedy, keep_top_k, keep_top_p, log_probability
-from .dictionary import dictionary, gated_dictionary, keys
+from .dictionary import biased_dictionary, dictionary, gated_dictionary, keys
 from .generate import Generated, generate, stream_tokens
+from .gpt2 import gpt2
+from .llama import llama
 from .speculate import speculate
 from .transformer import (
     block,
@@ -37,9 +43,10 @@ from .transformer import (
 __all__ = [
     "head", "multi_head", "grouped_heads", "cross_attention",
     "causal_scores", "from_context", "one_memory",
-    "dictionary", "gated_dictionary", "keys",
+    "dictionary", "biased_dictionary", "gated_dictionary", "keys",
     "block", "pre_norm", "post_norm", "transformer",
     "encoder", "decoder", "reading_decoder", "encoder_decoder", "gpt",
+    "bert", "first", "mean_pool", "unit", "sentence", "gpt2", "llama",
     "generate", "stream_tokens", "speculate", "Generated",
     "greedy", "keep_top_k", "keep_top_p", "log_probability",
 ]  # fmt: skip

@@ -62,8 +62,9 @@ def multi_head(
     entries: Callable[[int], Term] = project,
     scores: Term = score(scaled_dot),
     weights: Term = normalize(softmax),
+    output: Callable[[int], Term] = linear,
 ) -> Term:
-    """linear ∘ heads(count, head): (T, any) -> (T, width), each head of width / count (Vaswani et
+    """output ∘ heads(count, head): (T, any) -> (T, width), each head of width / count (Vaswani et
     al. 2017).
 
     Raises CompositionError when the heads do not divide the width.
@@ -73,7 +74,7 @@ def multi_head(
     ((4, 2, 4), (8, 8))
     """
     one = head(divided("width", width, "heads", count), entries, scores, weights)
-    return named("output", linear(width)) @ heads(count, one)
+    return named("output", output(width)) @ heads(count, one)
 
 
 def grouped_heads(
@@ -83,10 +84,11 @@ def grouped_heads(
     entries: Callable[[int], Term] = project,
     scores: Term = score(scaled_dot),
     weights: Term = normalize(softmax),
+    output: Callable[[int], Term] = linear,
 ) -> Term:
     """Heads in groups that share keys and values: (T, any) -> (T, width) (Ainslie et al. 2023).
 
-    linear ∘ heads(groups, heads(count / groups, head)). One group is multi-query attention
+    output ∘ heads(groups, heads(count / groups, head)). One group is multi-query attention
     (Shazeer 2019), as many groups as heads are `multi_head`.
 
     Raises CompositionError when the heads do not divide the width, or the groups the heads.
@@ -99,7 +101,7 @@ def grouped_heads(
     inner = divided("number of heads", count, "groups", groups)
     asked = one_memory(entries(divided("width", width, "heads", count)))
     one = compose(aggregate(), weights, scores, asked)
-    return named("output", linear(width)) @ heads(groups, heads(inner, one))
+    return named("output", output(width)) @ heads(groups, heads(inner, one))
 
 
 def cross_attention(

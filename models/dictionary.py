@@ -23,10 +23,12 @@ from ..combinators import (
     Parameter,
     Term,
     aggregate,
+    bias,
     compose,
     dot,
     gelu,
     identity,
+    learned,
     multiply,
     named,
     normalize,
@@ -35,7 +37,7 @@ from ..combinators import (
     slots,
 )
 
-__all__ = ["dictionary", "gated_dictionary", "keys"]
+__all__ = ["biased_dictionary", "dictionary", "gated_dictionary", "keys"]
 
 
 def dictionary(count: int, scores: Term = score(dot), weights: Term = normalize(gelu)) -> Term:
@@ -50,6 +52,21 @@ def dictionary(count: int, scores: Term = score(dot), weights: Term = normalize(
     compose(aggregate(), normalize(gelu), score(dot), slots(256))
     """
     return compose(aggregate(), weights, scores, slots(count))
+
+
+def biased_dictionary(count: int, width: int, weights: Term = normalize(gelu)) -> Term:
+    """gelu(x Kᵀ + b) V + c: `dictionary` with the two biases of an MLP: (T, width) -> (T, width).
+
+    Raises CompositionError for a count or a width below 1.
+
+    >>> params = biased_dictionary(8, 4).init(jax.random.key(0), jnp.zeros((2, 4)))
+    >>> params["bias"]["value"].shape, params["shift"]["learned"]["value"].shape
+    ((8,), (4,))
+    """
+    zeros = jax.nn.initializers.zeros
+    shift = identity + learned((width,), zeros)
+    scores = bias(learned((count,), zeros)) @ score(dot)
+    return named("shift", shift) @ dictionary(count, scores, weights)
 
 
 def gated_dictionary(

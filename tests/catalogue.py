@@ -210,6 +210,8 @@ CATALOGUE: dict[str, Entry] = {
     "rotary: positions": Entry(rotary(width=2), context={"positions": POSITIONS}),
     "half_split": Entry(rotary(100.0, half_split)),
     "interleaved": Entry(rotary(pairs=interleaved)),
+    "interpolated": Entry(rotary(scaling=interpolated(2.0))),
+    "by_wavelength": Entry(rotary(10.0, scaling=by_wavelength(2.0, 1.0, 4.0, 9))),
     "tied": Entry(tied(embed(7, D), rms_norm()), TOKENS),
     # score
     "score": Entry(head()),
@@ -340,6 +342,12 @@ CATALOGUE: dict[str, Entry] = {
 }
 """A term for every public word, and more where a word means several things."""
 
+SIZES = {"vocab_size": 7, "hidden_size": D, "num_hidden_layers": 1, "num_attention_heads": 2}
+BERT = {**SIZES, "intermediate_size": 3, "max_position_embeddings": 8}
+GPT2 = {"vocab_size": 7, "n_embd": D, "n_layer": 1, "n_head": 2, "n_inner": 3, "n_positions": 8}
+LLAMA = {**SIZES, "intermediate_size": 3, "num_key_value_heads": 1}
+READ = {"lengths": np.int32(4), "token_types": np.array([0, 0, 1, 1, 0], np.int32)}
+
 MODELS: dict[str, Entry] = {
     "head": Entry(models.head(3, scores=mask(causal) @ score(dot))),
     "multi_head": Entry(models.multi_head(4, 2)),
@@ -349,6 +357,7 @@ MODELS: dict[str, Entry] = {
     "from_context": Entry(models.from_context("memory")(3), context={"memory": MEMORY}),
     "one_memory": Entry(heads(2, lookup @ models.one_memory(project(2)))),
     "dictionary": Entry(models.dictionary(3)),
+    "biased_dictionary": Entry(models.biased_dictionary(3, D)),
     "gated_dictionary": Entry(models.gated_dictionary(3)),
     "keys": Entry(models.keys(), ENTRIES),
     "block": Entry(models.block(dictionary=models.dictionary(3), map=linear(D))),
@@ -362,6 +371,13 @@ MODELS: dict[str, Entry] = {
         models.encoder_decoder(layer_norm(), models.cross_attention(D, 1)), (MEMORY, SEQUENCE)
     ),
     "gpt": Entry(models.gpt(7, D, 8, models.dictionary(3)), TOKENS),
+    "bert": Entry(models.bert(BERT), TOKENS, READ),
+    "sentence": Entry(models.sentence(models.bert(BERT)), TOKENS, READ),
+    "first": Entry(lift(models.first)),
+    "mean_pool": Entry(models.mean_pool, context={"lengths": np.int32(3)}),
+    "unit": Entry(models.unit),
+    "gpt2": Entry(models.gpt2(GPT2), TOKENS),
+    "llama": Entry(models.llama(LLAMA), TOKENS),
 }
 """The same for the models; what is a function from terms to terms is shown at work."""
 

@@ -12,9 +12,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from combinax import models
 from combinax.combinators import *
+from combinax.combinators.flax import from_nnx
+from combinax.models.layout import Layout, from_theirs, rules
 
 KEY = jax.random.key(0)
 X = jnp.ones((5, 4))
@@ -60,6 +63,12 @@ def twice(term: Term, **context: Any) -> tuple[Any, Any]:
 
 def called(params: Any, term: Term = linear(3), x: Any = X) -> Any:
     return term(params, x)
+
+
+def weights(source: Any) -> Any:
+    """Parameters of a model with one table, from a file."""
+    layout = Layout(rules("", "", "w matrix table"), prefix="")
+    return from_theirs(layout, source, {"table": X})
 
 
 def broken(x):
@@ -189,6 +198,11 @@ WRITTEN: dict[str, Slip] = {
     "groups of heads": Slip(
         lambda: models.grouped_heads(16, 4, 3),
         "a number of heads of 4 does not divide into 3 groups",
+    ),
+    # backbones
+    "a variant": Slip(
+        lambda: models.gpt2({"n_embd": 4, "scale_attn_weights": False}),
+        "scale_attn_weights False is not supported; supported: True",
     ),
     # a word not called, a plain function, something else
     "a word": Slip(
@@ -620,6 +634,16 @@ RUN: dict[str, Slip] = {
         "repeat has 2 blocks; 1 missing",
         ParameterError,
     ),
+    "a file that lacks weights": Slip(
+        lambda: weights({}),
+        "1 weights of this model are not in the file: w",
+        ParameterError,
+    ),
+    "a file of another shape": Slip(
+        lambda: weights({"w": lambda: np.ones((4, 3))}),
+        "w has shape (4, 3), and this model needs (5, 4)",
+        ParameterError,
+    ),
     "init without key": Slip(
         lambda: linear(3).init(0, X),
         "init takes a key and an input, term.init(jax.random.key(0), x), with x an array or "
@@ -643,6 +667,11 @@ RUN: dict[str, Slip] = {
     "a shared name taken": Slip(
         lambda: run(shared(linear(3), name="linear") @ linear(4)),
         "shared(…, name='linear') takes the name of a stage: choose another",
+    ),
+    # modules of flax
+    "a module with state": Slip(
+        lambda: run(from_nnx(nnx.BatchNorm, 4)),
+        "keeps BatchStat beside its parameters: it has state",
     ),
     # how lookups run
     "a stream of whole rows": Slip(

@@ -21,7 +21,7 @@ from combinax import models
 from combinax.models import *
 
 GOLDEN = Path(__file__).parent / "golden"
-FILES = ("attention", "dictionary", "transformer")
+FILES = ("attention", "dictionary", "transformer", "bert", "gpt2", "llama")
 T, S, D = 5, 7, 12
 X, MEMORY, TOKENS = normal(T, D), normal(S, D, seed=4), np.array([3, 1, 1, 0, 8])
 CAUSAL = np.tri(T, dtype=bool)
@@ -30,6 +30,12 @@ post_encoder = transformer(
     2, post_norm(c.layer_norm()), c.identity,
     attention=multi_head(D, 3), dictionary=dictionary(16),
 ) @ c.rms_norm()  # fmt: skip
+
+SIZES = {"vocab_size": 11, "hidden_size": D, "num_hidden_layers": 2, "num_attention_heads": 6}
+BERT = {**SIZES, "intermediate_size": 16, "max_position_embeddings": 8}
+GPT2 = {"vocab_size": 11, "n_embd": D, "n_layer": 2, "n_head": 3, "n_positions": 8}
+LLAMA = {**SIZES, "intermediate_size": 16, "num_key_value_heads": 2}
+READ = {"lengths": np.int32(4), "token_types": np.array([0, 0, 1, 1, 0])}
 
 MODELS = {
     "head": (head(8), X, {}),
@@ -53,6 +59,11 @@ MODELS = {
         encoder_decoder(encoder(2, D, 3, 16), reading_decoder(2, D, 3, 16)), (MEMORY, X), {},
     ),
     "gpt": (gpt(11, D, 8, decoder(2, D, 3, 16)), TOKENS, {}),
+    "biased_dictionary": (biased_dictionary(16, D), X, {}),
+    "bert": (bert(BERT), TOKENS, READ),
+    "bert_masked": (bert({**BERT, "architectures": ["BertForMaskedLM"]}), TOKENS, READ),
+    "gpt2": (gpt2(GPT2), TOKENS, {}),
+    "llama": (llama(LLAMA), TOKENS, {}),
 }  # fmt: skip
 
 every_model = pytest.mark.parametrize("name", MODELS)
@@ -83,9 +94,12 @@ def test_parameter_tree_is_golden(name):
     assert shapes == json.loads((GOLDEN / f"{name}.json").read_text())
 
 
-@pytest.mark.parametrize("name", sorted(MODELS.keys() - {"encoder", "decoder", "reading_decoder"}))
+# Of encoder_decoder and gpt; and bert differs from bert_masked by what it gives, a pair.
+PARTS = {"encoder", "decoder", "reading_decoder", "bert"}
+
+
+@pytest.mark.parametrize("name", sorted(MODELS.keys() - PARTS))
 def test_derivative(name):
-    # Those left out are parts of encoder_decoder and gpt.
     term, x, context = MODELS[name]
     plain.check_derivative(term, drawn(term, x, **context), x, **context)
 
@@ -100,7 +114,7 @@ def test_first_values_keep_the_scale(name):
 @every_model
 def test_prints_and_reads_back(name):
     term, _, _ = MODELS[name]
-    assert eval(repr(term), {**vars(c), **vars(models)}) == term
+    assert eval(repr(term), {"jax": jax, **vars(c), **vars(models)}) == term
 
 
 def test_vocabulary_is_exported():

@@ -111,6 +111,25 @@ def text(
 
 
 @app.command()
+def transfer(
+    data: Annotated[Path, typer.Option(help="A JSON list of [split, intent, sentence].")],
+    seed: Seed = 0,
+    steps: Steps = 60,
+) -> None:
+    """Ten sentences of each intent, by an encoder that others trained: minutes."""
+    from . import transfer as ways  # needs the extra `pretrained`
+
+    with refused():
+        source = ways.intents(data, seed)
+        learned, held_out = (len(texts) for texts, _ in (source.learned, source.held_out))
+        console.print(f"{len(source.names)} intents: {learned} sentences, {held_out} held out")
+        for row in ways.transfer(source, seed, steps):
+            console.print(
+                f"{row.way:<28}{row.percent:6.1f} % right{row.weights:>14,} weights learned"
+            )
+
+
+@app.command()
 def sample(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run of `text`.")],
     prompt: Annotated[str, typer.Option(help="What the text begins with.")] = "\n",

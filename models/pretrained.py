@@ -1,0 +1,144 @@
+"""Backbones with the weights that others trained: a folder or a file becomes a term and parameters.
+
+    term, params, tokenizer = load("path/to/model")
+    logits = term(params, jnp.array(tokenizer.encode("The capital of France is").ids))
+
+A folder is laid out as Hugging Face's are: config.json, model.safetensors (or an index of several
+files) and tokenizer.json. A file is a GGUF file. Needs the extra `pretrained`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+
+from ..combinators import Term, stack
+from ..combinators.check import fit
+from ..combinators.declare import declare
+from . import files, gguf_file
+from .bert import bert, bert_layout
+from .configuration import Config, require
+from .files import minilm, smollm2
+from .gpt2 import gpt2, gpt2_layout
+from .layout import from_theirs, to_theirs
+from .llama import llama, llama_layout
+
+__all__ = [
+    "Pretrained", "architecture", "batch", "configuration", "load", "minilm", "save", "smollm2",
+]  # fmt: skip
+
+FAMILIES = {
+    "bert": (bert, bert_layout),
+    "gpt2": (gpt2, gpt2_layout),
+    "llama": (llama, llama_layout),
+}
+
+
+class Pretrained(NamedTuple):
+    """A term, its parameters, and the tokenizer that makes its input: a `tokenizers.Tokenizer`, or
+    None where the folder has none."""
+
+    term: Term
+    params: dict[str, Any]
+    tokenizer: Any
+
+
+def load(path: str | Path, dtype: str = "float32") -> Pretrained:
+    """A backbone from a folder of Hugging Face's layout or from a GGUF file.
+
+    The file is mapped into memory and each array copied once, into its place. Layers are stacked;
+    `unstack(term, params)` takes them apart. `dtype` is that of the parameters.
+
+    Raises CompositionError, by the field's name, for a variant that is not supported;
+    ParameterError, which lists the names, where weights are missing or left over;
+    FileNotFoundError where there is no such file.
+    """
+    path = Path(path)
+    if path.is_dir():
+        config, source = configuration(path), files.weights(path)
+        own = path / "tokenizer.json"
+        tokenizer = Tokenizer.from_file(str(own)) if own.is_file() else None
+    else:
+        config, source, tokenizer = gguf_file.read(path)
+    term, layout = (make(config) for make in family(config))
+    params = from_theirs(layout, source, declared(term), dtype)
+    return Pretrained(term, params, tokenizer)
+
+
+def configuration(path: str | Path) -> dict[str, Any]:
+    """The fields of a folder's config.json, or of a GGUF file under the same names."""
+    path = Path(path)
+    if path.is_dir():
+        return json.loads((path / "config.json").read_text())
+    return gguf_file.read(path)[0]
+
+
+def architecture(config: Config) -> Term:
+    """The term that a configuration describes.
+
+    Raises CompositionError, by the field's name, for what is not supported.
+    """
+    make, _ = family(config)
+    return make(config)
+
+
+def family(config: Config) -> Any:
+    kind = config.get("model_type")
+    require({"model_type": kind}, model_type=tuple(FAMILIES))
+    return FAMILIES[kind]
+
+
+def declared(term: Term) -> dict[str, Any]:
+    """What a term that reads tokens learns."""
+    one = jax.ShapeDtypeStruct((1,), jnp.int32)
+    known = {"token_types": one, "lengths": jax.ShapeDtypeStruct((), jnp.int32)}
+    return declare(term, one, {name: known[name] for name in term.reads})[0]
+
+
+def save(
+    folder: str | Path,
+    config: Config,
+    params: Mapping[str, Any],
+    tokenizer: Tokenizer | None = None,
+) -> None:
+    """Write a backbone as transformers reads it: config.json, model.safetensors, tokenizer.json.
+
+    `config` is that of the backbone, as `configuration` reads it. Raises ParameterError for
+    parameters of another model.
+    """
+    term, layout = (make(config) for make in family(config))
+    fit(term, declared(term), params)
+    arrays = to_theirs(layout, stack(term, params))
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
+    fields = {name: value for name, value in config.items() if name != "torch_dtype"}
+    fields["dtype"] = next(iter(arrays.values())).dtype.name
+    (folder / "config.json").write_text(json.dumps(fields, indent=2))
+    if tokenizer is not None:
+        tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def batch(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Texts as one batch: tokens (B, T), and as context their `lengths` (B,) and `token_types`
+    (B, T); T is the length of the longest.
+
+        tokens, context = batch(tokenizer, texts)
+        hidden, pooled = each(term)(params, tokens, **context)
+
+    The tokenizer truncates where it is made to, and MiniLM's is.
+    """
+    rows = tokenizer.encode_batch(list(texts))
+    lengths = np.array([sum(row.attention_mask) for row in rows], np.int32)
+    tokens, types = np.zeros((2, len(rows), lengths.max(initial=0)), np.int32)
+    for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        tokens[i, :length], types[i, :length] = row.ids[:length], row.type_ids[:length]
+    return tokens, {"lengths": lengths, "token_types": types}
