@@ -105,7 +105,10 @@ class Unembed(Leaf):
         return {"table": Parameter((self.embed.vocabulary, self.embed.width), small_normal, axes)}
 
     def apply(self, params: Mapping[str, Array], x: Array, context: Context) -> Array:
-        logits = jnp.matmul(x, params["table"].T, preferred_element_type=sums(x, context))
+        contracted = ((x.ndim - 1,), (1,)), ((), ())  # the table as it lies: no step transposes it
+        logits = jax.lax.dot_general(
+            x, params["table"], contracted, preferred_element_type=sums(x, context)
+        )
         return logits.astype(x.dtype)
 
 
