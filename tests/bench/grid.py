@@ -13,7 +13,7 @@ from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from test_stream import LENGTHS, MASKS, SCORES, STREAMING, both, lookup  # noqa: E402
+from test_stream import LENGTHS, MASKS, SCORES, STREAMING, both, lookup
 
 BLOCKS = (3, (64, 32), 128)
 
