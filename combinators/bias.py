@@ -69,6 +69,11 @@ class temperature(Elementwise):
 
     inner: float | Source
 
+    def __post_init__(self):
+        super().__post_init__()
+        if not isinstance(self.inner, Source) and not self.inner > 0:
+            raise CompositionError(f"temperature is a positive number, not {self.inner!r}")
+
     @property
     def reads(self) -> frozenset[str]:
         return self.inner.reads if isinstance(self.inner, Source) else frozenset()

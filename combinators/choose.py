@@ -245,7 +245,10 @@ def streamed(term: Term, block: int | Block | None = None) -> Term:
     True
     """
     term = as_term(term, "streamed")
-    if block is not None:
-        block = (block, block) if isinstance(block, int) else block
-        at_least(1, term, block=min(block))
-    return Stream(term, block)
+    sizes = (block, block) if isinstance(block, int) else block
+    if sizes is not None:
+        if not isinstance(sizes, tuple) or len(sizes) != 2:
+            raise CompositionError(f"block of streamed is a number or a pair, not {block!r}")
+        for size in sizes:
+            at_least(1, "streamed", block=size)
+    return Stream(term, sizes)

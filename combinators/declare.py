@@ -157,7 +157,7 @@ class Init:
 
     term: Term
 
-    def __call__(self, rng: Any, x: Any = MISSING, **context: Any) -> dict[str, Any]:
+    def __call__(self, rng: Any, x: Any = MISSING, /, **context: Any) -> dict[str, Any]:
         leaves = jax.tree.leaves(x)
         if not is_key(rng) or x is MISSING or all(isinstance(leaf, int) for leaf in leaves):
             raise ParameterError(

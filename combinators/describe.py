@@ -193,7 +193,7 @@ class Description:
         table.padding, table.pad_edge = (0, 1, 0, 0), False
         for index, (title, sum_) in enumerate(zip(HEADER, self.total.cells(), strict=True)):
             justify = "right" if index in (2, 3, 4) else "left"
-            table.add_column(title, sum_, justify=justify, no_wrap=index != 1, overflow="fold")
+            table.add_column(title, sum_, justify=justify, no_wrap=2 <= index <= 4, overflow="fold")
         for row in self.rows:
             table.add_row(*(Text(cell) for cell in row.cells(self.top)))
         return table

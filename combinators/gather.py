@@ -18,6 +18,7 @@ from jax import Array
 from .apply import Apply
 from .mask import mask
 from .normalize import LogSumExp, lowest
+from .parameter import is_parameter
 from .reassociate import in_part, summed
 from .records import Block, Entries, Marks, Range, Rows, Scores, Weights, numbers
 from .run import Context, put, select
@@ -51,6 +52,7 @@ class Operands:
     def __init__(self):
         self.arrays: list[Array] = []
         self.layouts: list[Layout] = []
+        self.key: tuple[Any, ...] = ()  # what is no array
 
     def add(self, tree: Any, side: Side, length: int = -1) -> Callable[[Sequence[Array]], Any]:
         """Takes the arrays of a tree; gives the function from a tile's arrays back to the tree.
@@ -70,6 +72,8 @@ class Operands:
             self.arrays.append(leaf)
             self.layouts.append(Layout(side if leaf.shape[:1] == (length,) else Side.WHOLE))
             slots.append(lambda tiles, at=at, back=back: back(tiles[at]))
+        fixed = tuple(leaf for leaf in leaves if not isinstance(leaf, Array))
+        self.key += (shape, fixed, len(self.arrays))
         return lambda tiles: jax.tree.unflatten(shape, [slot(tiles) for slot in slots])
 
 
@@ -103,8 +107,8 @@ def masks(steps: Sequence[Step]) -> list[mask]:
 class Reading:
     """How the queries of a stream gather from one of its dictionaries, whole or tile by tile."""
 
-    def __init__(self, stream: Streamed, steps: tuple[Step, ...], run: Apply, column: int):
-        self.stream, self.steps, self.run = stream, steps, run
+    def __init__(self, stream: Streamed, branch: int, column: int = 0):
+        self.stream, self.branch, self.steps = stream, branch, stream.branches[branch].tiled
         self.column = column  # the first key's among those of all dictionaries
 
     def gathered(self, run: Apply, scores: Scores, marks: Marks, context: Context, reference: Any):
@@ -119,18 +123,18 @@ class Reading:
             weights = step.run(run, weights, context)
         return total, weights.mixed(weights.value)
 
-    def whole(self, x: Any, query: Rows, context: Context) -> Partial:
+    def whole(self, run: Apply, x: Any, query: Rows, context: Context) -> Partial:
         """What queries gather from entries, or from a table of scores, at once."""
         for step in self.steps:
-            x = step.run(self.run, x, context)
+            x = step.run(run, x, context)
         keys = Range(0, x.score.shape[1])
         reference = self.stream.how.reference(x.score, x.visible)
         marks = Marks(query, Rows(keys, keys))
-        return Partial(reference, *self.gathered(self.run, x, marks, context, reference))
+        return Partial(reference, *self.gathered(run, x, marks, context, reference))
 
-    def tiled(self, x: Entries, context: Context, block: tuple[int, int]) -> Partial:
+    def tiled(self, run: Apply, x: Entries, context: Context, block: tuple[int, int]) -> Partial:
         """What queries gather from entries, tile by tile."""
-        run, how, marks = self.run, self.stream.how, x.marks
+        how, marks = self.stream.how, x.marks
         rows, columns = len(x.query), len(x.key)
         block = (min(block[0], rows), min(block[1], columns))
         used = (*self.steps, *self.stream.after)
@@ -145,7 +149,8 @@ class Reading:
             summed_up = Partial(jnp.zeros_like(total), total, mixed)
             which = in_part(which)
         labels = {part.label for part in within((step.stage for step in used), Everywhere)}
-        root = {label: run.root[0][label] for label in labels}
+        root, of_root = ({label: tree[label] for label in labels} for tree in run.root)
+        declared, path, aliases = restricted(run.declared, used), run.path, run.aliases
 
         operands = Operands()
         if not isinstance(which, np.ndarray):
@@ -158,7 +163,7 @@ class Reading:
             params, root, context = whole(tiles)
             (query, query_rows), (key, value, key_rows) = asking(tiles), asked(tiles)
             kind = Unmasked if place.full else masked
-            here = kind(params, run.declared, (root, run.root[1]), run.path, run.aliases)
+            here = kind(params, declared, (root, of_root), path, aliases)
             marks = Marks(
                 tile_of(query_rows, place.row, place.rows),
                 tile_of(key_rows, place.column, place.columns),
@@ -195,11 +200,31 @@ class Reading:
             tuple(operands.layouts),
             (Layout(Side.ROWS),) * len(made),
             tuple(jax.ShapeDtypeStruct((rows, *m.shape[1:]), m.dtype) for m in made),
+            key=(
+                self.stream,
+                self.branch,
+                self.column,
+                path,
+                tuple(aliases.items()),
+                masked,
+                (rows, columns),
+                block,
+                which.tobytes() if isinstance(which, np.ndarray) else None,
+                operands.key,
+                tuple(operands.layouts),
+                hashed((declared, of_root)),
+            ),
             initial=(lowest(made[0]), 0, 0)[: len(made)],
             contribution=contribution,
         )
         streamed = Partial(*fold(what, operands.arrays))
         return streamed if summed_up is None else merge(how, streamed, summed_up)
+
+
+def hashed(declared: Any) -> Any:
+    """Declarations as a key."""
+    leaves, shape = jax.tree.flatten(declared, is_leaf=is_parameter)
+    return tuple(leaves), shape
 
 
 def names_read(steps: Sequence[Step]) -> frozenset[str]:
@@ -212,15 +237,15 @@ def answer(
 ) -> Array:
     """Ask a stream: what its dictionaries give together."""
     found, column = [], 0
-    for branch in stream.branches:
-        reading, value = Reading(stream, branch.tiled, run, column), x
+    for number, branch in enumerate(stream.branches):
+        reading, value = Reading(stream, number, column), x
         for step in branch.whole:
             value = step.run(run, value, context)
         if isinstance(value, Entries):
-            found.append(reading.tiled(value, context, block))
+            found.append(reading.tiled(run, value, context, block))
             column += len(value.key)
         else:
-            found.append(reading.whole(value, x.marks.query, context))
+            found.append(reading.whole(run, value, x.marks.query, context))
             column += value.score.shape[1]
     return finished(stream, reduce(partial(merge, stream.how), found), x.value.dtype)
 

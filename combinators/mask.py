@@ -17,15 +17,12 @@ from jax import Array
 
 from .errors import CompositionError
 from .kinds import mistaken
-from .predicates import as_predicate
+from .predicates import UNKNOWN, as_predicate
 from .records import Entries, Marks, Range, Rows, Scores
 from .run import Context
 from .term import Leaf, form, side_by_side, spread
 
 __all__ = ["mask"]
-
-
-"""A query sees the keys at its own position and before."""
 
 
 def check_fits(what: str, shape: tuple[int, ...], table: tuple[int, int]) -> None:
@@ -135,6 +132,10 @@ class mask(Leaf):
         with jax.ensure_compile_time_eval():
             place = np.arange(start, stop, dtype=np.int32)
             queries, keys = (Rows(place, place - side.start) for side in (query, key))
-            if not np.all(self.predicate(queries, keys)):
+            try:
+                seen = self.predicate(queries, keys)
+            except UNKNOWN:  # it asks for more than pairs of marks
+                return False, False
+            if not np.all(seen):
                 return False, False
         return key == Range(start, stop - start), query == Range(start, stop - start)

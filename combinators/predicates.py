@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar, cast, dataclass_transform
 
+import numpy as np
 from jax import Array
 
 from .errors import CompositionError
@@ -21,6 +22,15 @@ __all__ = [
 
 
 Class = TypeVar("Class")
+
+UNKNOWN = (TypeError, AttributeError, IndexError, ValueError)
+"""What a predicate raises that asks marks for more than bounds or distances: it may be true of any
+pair. What is wrong with it itself shows when it is asked with arrays."""
+
+
+def truth(value: Any) -> Any:
+    """A truth value that `~` negates, which it does not do to Python's own."""
+    return np.bool_(value) if isinstance(value, bool) else value
 
 
 @dataclass_transform(frozen_default=True)
@@ -125,7 +135,7 @@ class Not(Predicate):
         return self.inner.each_row
 
     def __call__(self, query: Rows, key: Rows) -> Array:
-        return ~self.inner(query, key)
+        return ~truth(self.inner(query, key))
 
     def __repr__(self) -> str:
         return f"~{self.inner!r}"
@@ -151,7 +161,7 @@ class predicate(Predicate):
         return self.names, self.names
 
     def __call__(self, query: Rows, key: Rows) -> Array:
-        return self.function(query, key)
+        return truth(self.function(query, key))
 
     def __repr__(self) -> str:
         names = f", {self.names!r}" if self.names else ""

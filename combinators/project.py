@@ -230,7 +230,7 @@ def floats(term: Term, x: Any) -> None:
 
 
 def at_least(least: int, term: Any, **numbers: Any) -> None:
-    word = getattr(term, "name", type(term).__name__)
+    word = term if isinstance(term, str) else getattr(term, "name", type(term).__name__)
     for name, number in numbers.items():
         if not isinstance(number, int) or isinstance(number, bool) or number < least:
             raise CompositionError(

@@ -93,8 +93,8 @@ def repeat(count: int, *terms: Term, remat: Callable[[Callable], Callable] = kee
     >>> repeat(3, linear(4)).init(jax.random.key(0), jnp.zeros((2, 4)))["linear"]["kernel"].shape
     (3, 4, 4)
     """
-    if not terms:
-        raise CompositionError("repeat takes the term to repeat: repeat(n, f)")
+    if not terms or isinstance(count, Term):
+        raise CompositionError("repeat takes the number and the term to repeat: repeat(n, f)")
     return Repeat(count, tuple(as_term(term, "repeat") for term in terms), remat)
 
 
@@ -255,6 +255,8 @@ def heads(count: int, term: Term, **values: Any) -> Term:
 
 
 def make_copies(word: str, count: int, term: Term, values: dict[str, Any], joined: bool) -> Term:
+    if isinstance(count, Term):
+        raise CompositionError(f"{word} takes the number first: {word}(n, {count!r})")
     term = as_term(term, word)
     for name in values:
         if name not in term.reads:

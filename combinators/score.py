@@ -161,8 +161,9 @@ class score(Leaf):
 
     The score function takes a query tile (t, d) and a key tile (s, d) to (t, s): `dot`,
     `scaled_dot`, `cosine`, `distance`, `bilinear()`, `additive(h)`, `features(φ)`, your own
-    function, or your own leaf on the pair of tiles, with parameters if it likes. Keywords go to
-    the function: `score(scaled_dot, scale=0.1)`.
+    function, or your own leaf on the pair of tiles, with parameters if it likes. Each number comes
+    of its query and its key alone, for a tile may hold any of them. Keywords go to the function:
+    `score(scaled_dot, scale=0.1)`.
 
     Keys that no query sees (padding), and queries that see no key, are replaced before they are
     scored, so that even NaN there reaches nothing.

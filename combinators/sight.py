@@ -18,7 +18,7 @@ from .arithmetic import Pointwise
 from .compose import Compose
 from .lookup import Lookup
 from .mask import mask
-from .predicates import Both, Either, Not, Predicate
+from .predicates import UNKNOWN, Both, Either, Not, Predicate
 from .project import slots
 from .records import Rows, Scores
 from .term import Term
@@ -100,7 +100,7 @@ def allowed(predicate: Predicate, query: Rows, key: Rows) -> tuple[Any, Any]:
         return np.True_, np.False_
     try:
         seen = predicate(query, key)
-    except TypeError:  # it asks more than a distance
+    except UNKNOWN:  # it asks more than a distance
         return np.True_, np.False_
     return seen, seen
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .mask import mask
+from .predicates import UNKNOWN
 from .records import Marks, Range, Rows
 from .run import Context
 from .tiles import ALL, NONE, SOME
@@ -78,21 +79,31 @@ def as_maybe(value: Any) -> Maybe:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Span:
-    """Integers from lo to hi, both included, one such span for every block."""
+    """Integers of 32 bits from lo to hi, both included, one such span for every block."""
 
     lo: Any
     hi: Any
 
+    def within(self, limit: int) -> Any:
+        return (self.lo >= -limit) & (self.hi <= limit)
+
+    def if_(self, safe: Any) -> Span:
+        """The span where it is safe; elsewhere integers may have gone round, and be anything."""
+        where = namespace(self.lo, self.hi, safe).where
+        return Span(where(safe, self.lo, -(2**31)), where(safe, self.hi, 2**31 - 1))
+
     def __neg__(self) -> Span:
-        return Span(-self.hi, -self.lo)
+        return Span(-self.hi, -self.lo).if_(self.within(2**31 - 1))
 
     def __abs__(self) -> Span:
         ends = larger(abs(self.lo), abs(self.hi))
-        return Span(larger(larger(self.lo, -self.hi), 0), ends)
+        least = larger(larger(self.lo, -self.hi), 0)
+        return Span(least, ends).if_(self.within(2**31 - 1))
 
     def __add__(self, other: Any) -> Span:
         other = as_span(other)
-        return Span(self.lo + other.lo, self.hi + other.hi)
+        safe = self.within(2**30 - 1) & other.within(2**30 - 1)
+        return Span(self.lo + other.lo, self.hi + other.hi).if_(safe)
 
     def __sub__(self, other: Any) -> Span:
         return self + -as_span(other)
@@ -103,10 +114,8 @@ class Span:
     def __mul__(self, other: Any) -> Span:
         other = as_span(other)
         ends = [a * b for a in (self.lo, self.hi) for b in (other.lo, other.hi)]
-        return Span(
-            smaller(smaller(*ends[:2]), smaller(*ends[2:])),
-            larger(larger(*ends[:2]), larger(*ends[2:])),
-        )
+        least, most = (reduce(fold, ends) for fold in (smaller, larger))
+        return Span(least, most).if_(self.within(2**15) & other.within(2**15))
 
     def __floordiv__(self, divisor: Any) -> Span:
         positive(divisor)
@@ -221,7 +230,9 @@ def blocks(rows: Rows, names: Iterable[str], context: Context, lengths, block, a
     facts = {}
     for name in names:
         value = jnp.asarray(rows.facts.get(name, context.get(name)))
-        if value.dtype == bool or (value.ndim < 2 and jnp.issubdtype(value.dtype, jnp.integer)):
+        if value.dtype == bool or (
+            value.ndim < 2 and jnp.issubdtype(value.dtype, jnp.signedinteger)
+        ):
             facts[name] = fact(value, lengths, block, axis)
     return Blocks(
         bounds(rows.position, block[axis], axis), bounds(rows.index, block[axis], axis), facts
@@ -245,7 +256,7 @@ def narrowed(stage: mask, parts: Any, query: Blocks, key: Blocks) -> Any:
     """What a mask leaves of the tiles of a plan."""
     try:
         seen = as_maybe(stage.predicate(query, key))
-    except (TypeError, AttributeError):  # no interval arithmetic: anything may be seen
+    except UNKNOWN:  # no interval arithmetic: anything may be seen
         seen = Maybe(np.bool_(True), np.bool_(False))
     where = namespace(parts, seen.some, seen.every).where
     left = where(seen.every, ALL, where(seen.some, SOME, NONE))

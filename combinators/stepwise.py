@@ -302,8 +302,8 @@ class Starter:
         self, params: Any, x: Any, capacity: int, *, slack: int = 0, dtype: Any = None,
         **context: Any,
     ) -> State:  # fmt: skip
-        at_least(1, self.term, capacity=capacity)
-        at_least(0, self.term, slack=slack)
+        at_least(1, "start", capacity=capacity)
+        at_least(0, "start", slack=slack)
         plan = Plan(capacity, slack, None if dtype is None else jnp.dtype(dtype))
         context = {name: value for name, value in context.items() if name != "rng"}
         x = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), spec(x))

@@ -95,7 +95,7 @@ class Branch(NamedTuple):
     tiled: tuple[Step, ...]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Streamed:
     """A lookup as a stream: its dictionaries, one normalizer for all, and what comes after."""
 

@@ -24,6 +24,9 @@ from .stream import Partial, Streamed, merge, streamed_form
 
 __all__ = ["added", "asked", "continues", "empty", "summing"]
 
+SHORT = 128
+"""Rows of a chunk that are asked on one table; more of them in such blocks."""
+
 Sums = dict[str, Any]
 """`total` (d,), `mixed` (d, e) and `length`, the position that comes next."""
 
@@ -64,11 +67,11 @@ def asked(stream: Streamed, run: Any, sums: Sums, x: Entries, context: Context) 
     """What the queries of a chunk get from the keys before it and from those in it."""
     query = features_of(stream, context)(x.query)
     total, mixed = query @ sums["total"], query @ sums["mixed"]
-    reading = Reading(stream, stream.branches[0].tiled, run, 0)
-    if len(query) > 128:
-        own = reading.tiled(x, context, (128, 128))
+    reading = Reading(stream, 0)
+    if len(query) > SHORT:
+        own = reading.tiled(run, x, context, (SHORT, SHORT))
     else:
-        own = reading.whole(x, x.marks.query, context)
+        own = reading.whole(run, x, x.marks.query, context)
     found = merge(stream.how, own, Partial(jnp.zeros_like(total), total, mixed))
     return finished(stream, found, x.value.dtype)
 

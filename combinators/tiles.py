@@ -149,6 +149,15 @@ class Sweep:
     outputs: tuple[Layout, ...]
     shapes: tuple[jax.ShapeDtypeStruct, ...]
     sizes: tuple[int, ...] = ()
+    key: Any = None
+    """What the sweep is made of: two of equal keys are equal, and compiled once."""
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, Sweep) and type(self) is type(other) and self.key is not None
+        return self is other or (same and self.key == other.key)
+
+    def __hash__(self) -> int:
+        return id(self) if self.key is None else hash((type(self), self.key))
 
     def run(self, *operands: Array) -> list[Array]:
         """The results."""
@@ -217,6 +226,7 @@ class Sweep:
             outputs=tuple(more(layout, True) for layout in self.outputs),
             shapes=tuple(jax.ShapeDtypeStruct((size, *s.shape), s.dtype) for s in self.shapes),
             sizes=(size, *self.sizes),
+            key=("mapped", self.key, size, tuple(along)),
         )
 
     def side_by_side(self, *operands: Array) -> list[Array]:
@@ -234,6 +244,7 @@ class Sweep:
                 for s, h in zip(self.shapes, has, strict=True)
             ),
             sizes=self.sizes[1:],
+            key=None,
         )
         axes = [0 if layout.maps[0] else None for layout in self.inputs]
         results = jax.vmap(one.side_by_side, axes, axis_size=self.sizes[0])(*operands)
@@ -287,7 +298,8 @@ class Sum(Sweep):
             return jax.jvp(along, tuple(taken(x, active)), dx)[1]
 
         inputs = (*self.inputs, *taken(self.inputs, active))
-        return dataclasses.replace(self, function=function, inputs=inputs)
+        key = ("tangent", self.key, tuple(active))
+        return dataclasses.replace(self, function=function, inputs=inputs, key=key)
 
     def transposed(
         self, linear: Sequence[bool], avals: Sequence[Any], active: Sequence[bool]
@@ -317,6 +329,7 @@ class Sum(Sweep):
             inputs=(*taken(self.inputs, known), *taken(self.outputs, active)),
             outputs=tuple(lying),
             shapes=tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals),
+            key=("transposed", self.key, tuple(linear), tuple(active)),
         )
 
 
@@ -343,7 +356,8 @@ class Fold(Sweep):
         """The results after the first, as a sum of contributions."""
         inputs = (*self.inputs, self.outputs[0])
         outputs, shapes = self.outputs[1:], self.shapes[1:]
-        return Sum(self.grid, self.contribution, inputs, outputs, shapes, self.sizes)
+        key = ("sum", self.key)
+        return Sum(self.grid, self.contribution, inputs, outputs, shapes, self.sizes, key)
 
 
 def taken(values: Sequence[Any], chosen: Sequence[bool]) -> list[Any]:
@@ -382,9 +396,7 @@ def sweeping(name: str) -> Primitive:
     stays in the cache; elsewhere all copies run side by side."""
     primitive = Primitive(name)
     primitive.multiple_results = True
-    primitive.def_impl(
-        lambda *operands, what: jax.jit(partial(primitive.bind, what=what))(*operands)
-    )
+    primitive.def_impl(jax.jit(primitive.bind, static_argnames="what"))
     primitive.def_abstract_eval(
         lambda *_, what: [ShapedArray(s.shape, s.dtype) for s in what.shapes]
     )

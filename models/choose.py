@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ..combinators import CompositionError, Leaf, pointwise, softmax, top_k
+from ..combinators import CompositionError, Leaf, pointwise, softmax
+from ..combinators.project import at_least
 
 __all__ = ["greedy", "keep_top_k", "keep_top_p", "log_probability"]
 
@@ -59,7 +60,7 @@ class keep_top_k(Choice):
 
     def __post_init__(self):
         super().__post_init__()
-        top_k(self.count)  # which says what is wrong with a count
+        at_least(1, self, count=self.count)
 
     def apply(self, params: Any, x: Array, context: Any) -> Array:
         _, best = jax.lax.top_k(x, min(self.count, x.shape[-1]))
@@ -84,7 +85,7 @@ class keep_top_p(Choice):
 
     def __post_init__(self):
         super().__post_init__()
-        if not 0 < self.share <= 1:
+        if not isinstance(self.share, (int, float)) or not 0 < self.share <= 1:
             raise CompositionError(f"keep_top_p keeps a share 0 < p <= 1, not {self.share!r}")
 
     def apply(self, params: Any, x: Array, context: Any) -> Array:

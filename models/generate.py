@@ -20,6 +20,7 @@ from jax.typing import ArrayLike
 
 from ..combinators import CompositionError, Term, identity, stepwise, unstack
 from ..combinators.declare import declare
+from ..combinators.project import at_least
 
 __all__ = ["Generated", "generate", "stream_tokens"]
 
@@ -78,6 +79,7 @@ def generate(
 def checked(term: Term, prompt: ArrayLike, count: int, context: Any) -> Array:
     """The prompt, once it is sure that the term can read it and what is to follow."""
     prompt = jnp.asarray(prompt)
+    at_least(0, "generate", count=count)
     if prompt.ndim != 1 or not prompt.size or count < 1:
         raise CompositionError(
             f"generate continues a prompt of shape (T,), T at least 1, by at least one token, not "

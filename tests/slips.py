@@ -241,7 +241,7 @@ WRITTEN: dict[str, Slip] = {
         lambda: linear(3) @ 3,  # type: ignore[operator]
         "compose joins terms, and 3 is not a term; terms are built from words such as linear(64)",
     ),
-    "nothing to repeat": Slip(lambda: repeat(3), "repeat takes the term to repeat: repeat(n, f)"),
+    "nothing to repeat": Slip(lambda: repeat(3), "repeat takes the number and the term to repeat"),
     "a named score": Slip(
         lambda: score("dot"),  # type: ignore[arg-type]
         "score takes a function of a query tile and a key tile, such as scaled_dot, not 'dot'",
@@ -679,8 +679,16 @@ RUN: dict[str, Slip] = {
         "this lookup cannot be streamed: normalize(sparsemax) needs whole rows of scores",
     ),
     "a stream of nothing": Slip(
-        lambda: streamed(linear(3), 0), "block of linear is an integer of at least 1, not 0"
+        lambda: streamed(linear(3), 0), "block of streamed is an integer of at least 1, not 0"
     ),
+    "a stream in three sizes": Slip(
+        lambda: streamed(linear(3), (1, 2, 3)),  # type: ignore[arg-type]
+        "block of streamed is a number or a pair, not (1, 2, 3)",
+    ),
+    "a number after the term": Slip(
+        lambda: heads(linear(3), 2), "heads takes the number first: heads(n, linear(3))"
+    ),
+    "no temperature": Slip(lambda: temperature(0.0), "temperature is a positive number, not 0.0"),
     # functions of one's own
     "lift": Slip(
         lambda: run(linear(3) @ lift(broken)), "raised TypeError: dot_general requires contracting"
@@ -735,10 +743,10 @@ RUN: dict[str, Slip] = {
         ContextError,
     ),
     "no capacity": Slip(
-        lambda: stepwise(HEAD).start({}, X, 0), "capacity of compose is an integer of at least 1"
+        lambda: stepwise(HEAD).start({}, X, 0), "capacity of start is an integer of at least 1"
     ),
     "negative slack": Slip(
-        lambda: stepwise(HEAD).start({}, X, 4, slack=-1), "slack of compose is an integer of"
+        lambda: stepwise(HEAD).start({}, X, 4, slack=-1), "slack of start is an integer of"
     ),
     "past the capacity": Slip(
         lambda: stepped(CAUSAL @ PROJECTED, capacity=4),

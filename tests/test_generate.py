@@ -46,7 +46,7 @@ def rerun(term, params, prompt, count, choose: Term = identity, rng=None, **cont
     return tokens[len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("name", POSITIONED)
+@pytest.mark.parametrize("name", ["rotary", "window"])
 def test_generation_is_the_whole_forward_again_and_again(name):
     term = POSITIONED[name]
     params = drawn(term, TOKENS)
@@ -88,7 +88,7 @@ def test_seeds():
     assert (one != other).any()
 
 
-@pytest.mark.parametrize("name", ["alibi", "window"])
+@pytest.mark.parametrize("name", ["alibi"])
 def test_ragged_prompts_in_one_batch_are_each_alone(name):
     term = POSITIONED[name]
     params = drawn(term, TOKENS)

@@ -21,7 +21,10 @@ from combinax import models
 from combinax.models import *
 
 GOLDEN = Path(__file__).parent / "golden"
-FILES = ("attention", "dictionary", "transformer", "bert", "gpt2", "llama")
+FILES = (
+    "attention", "dictionary", "transformer", "bert", "gpt2", "llama", "choose", "generate",
+    "speculate",
+)  # fmt: skip
 T, S, D = 5, 7, 12
 X, MEMORY, TOKENS = normal(T, D), normal(S, D, seed=4), np.array([3, 1, 1, 0, 8])
 CAUSAL = np.tri(T, dtype=bool)

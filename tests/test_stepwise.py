@@ -190,7 +190,8 @@ SEQUENCES = {
 """The entries of the catalogue that take rows of a sequence."""
 REFUSED = {
     "score", "join: rows", "each: axis", "lift", "models.multi_head", "models.one_memory",
-    "models.encoder", "models.encoder_decoder",
+    "models.encoder", "models.encoder_decoder", "models.bert", "models.sentence", "models.first",
+    "models.mean_pool",
 }  # fmt: skip
 ASKING = {"project", "project: parts", "project: cross", "project: learned queries",
           "copies: grouped", "models.from_context"}  # fmt: skip

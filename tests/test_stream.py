@@ -139,7 +139,7 @@ def both(term, block, t: int, s: int, seed: int = 0, tolerance: float = 2e-5, **
     given = {name: value for name, value in given.items() if name in term.reads}
     params = jax.tree.map(
         lambda leaf: normal(seed + 5, *leaf.shape),
-        jax.eval_shape(functools.partial(term.init, x=x, **given), jax.random.key(0)),
+        jax.eval_shape(lambda key: term.init(key, x, **given), jax.random.key(0)),
     )
     smooth = {n: v for n, v in given.items() if np.result_type(v) == np.float32}
     rest = {**{n: v for n, v in given.items() if n not in smooth}, **more}
@@ -301,6 +301,22 @@ def test_huge_logits_of_any_type():
     y = streamed(ask(mask(causal)), 2)({}, q, key=k, value=v)
     assert y.dtype == np.float16
     np.testing.assert_allclose(y[:, 0], [0, 0.5, 1], atol=1e-3)
+
+
+def test_an_equal_stream_is_compiled_once(caplog):
+    """Called as it is, outside of jit, and differentiated."""
+    term = ask(mask(causal & window(3)))
+    given = asked(7, 7)
+    x, context = given["query"], dict(key=given["key"], value=given["value"])
+
+    def call():
+        run = lambda x: streamed(term, 3)({}, x, **context).sum()  # noqa: E731
+        return jax.value_and_grad(run)(x)
+
+    call()
+    with jax.log_compiles(True), caplog.at_level("WARNING"):
+        call()
+    assert not [record for record in caplog.messages if "Compiling" in record]
 
 
 def test_float64():
