@@ -21,11 +21,12 @@ from jax import Array
 from tokenizers.decoders import DecodeStream
 
 from ..combinators import CompositionError, Term, stepwise, unstack
+from ..combinators.declare import declare
 from .configuration import require
 from .generate import follow
 from .pretrained import Pretrained, chat_template, load
 
-__all__ = ["Chat", "Conversation", "begin", "chat", "prompt", "reply"]
+__all__ = ["Chat", "Conversation", "begin", "load_chat", "prompt", "reply"]
 
 START, END = "<|im_start|>", "<|im_end|>"
 MARKS = {
@@ -58,22 +59,26 @@ class Conversation(NamedTuple):
     capacity: int
 
 
-def chat(path: str | Path, system: str | None = None, dtype: str = "float32") -> Chat:
+def load_chat(path: str | Path, system: str | None = None) -> Chat:
     """A model from a folder of Hugging Face's layout or from a GGUF file, to talk with.
 
     `system` is the instruction, the template's own if not given, none if empty. Raises what `load`
-    raises, and CompositionError, by its name, for a template other than ChatML.
+    raises, and CompositionError, by its name, for a template other than ChatML, or for a tokenizer
+    that does not know where a message ends.
     """
     template = chat_template(path)
     kind = next((kind for kind, mark in MARKS.items() if mark in template), None)
     require({"chat_template": kind}, chat_template=("ChatML",))
     default = re.search(rf"{re.escape(START)}system\n([^'{{}}]*){re.escape(END)}", template)
-    system = (default[1] if default else "") if system is None else system
-    return written_out(load(path, dtype), system)
+    own = default[1] if default else ""
+    return instructed(load(path), own if system is None else system)
 
 
-def written_out(model: Pretrained, system: str) -> Chat:
-    return Chat(model.term, unstack(model.term, model.params), model.tokenizer, system)
+def instructed(model: Pretrained, system: str) -> Chat:
+    term, params, tokenizer = model
+    if tokenizer is None or tokenizer.token_to_id(END) is None:
+        raise CompositionError(f"the model has no tokenizer with the token {END}")
+    return Chat(term, unstack(term, params), tokenizer, system)
 
 
 def prompt(chat: Chat, message: str, first: bool = True) -> list[int]:
@@ -87,7 +92,9 @@ def prompt(chat: Chat, message: str, first: bool = True) -> list[int]:
 
 
 def begin(chat: Chat, capacity: int) -> Conversation:
-    """A conversation in which nothing was said. Raises CompositionError for no capacity."""
+    """A conversation in which nothing was said. Raises CompositionError where the model has no
+    position for its last token."""
+    declare(chat.term, jax.ShapeDtypeStruct((capacity,), np.int32), {})
     one = jax.ShapeDtypeStruct((1,), np.int32)
     # The padding of a chunk is written, too, and then written over.
     return Conversation(stepwise(chat.term).start(chat.params, one, capacity + CHUNK), capacity)
@@ -114,25 +121,32 @@ def reply(
             f"the message has {len(tokens)} tokens, and the conversation {said} of {capacity}: "
             "shorten it, or begin with a larger capacity"
         )
-    for i in range(0, len(tokens), CHUNK):
-        chunk = tokens[i : i + CHUNK]
-        padded = np.pad(np.array(chunk, np.int32), (0, CHUNK - len(chunk)))
-        state, logits = read(chat.term, chat.params, state, padded, len(chunk))
+    *before, last = (tokens[i : i + CHUNK] for i in range(0, len(tokens), CHUNK))
+    for chunk in before:
+        state, _ = heard(chat, state, chunk)
+    state, logits = heard(chat, state, last)
     stop, text = chat.tokenizer.token_to_id(END), DecodeStream(skip_special_tokens=True)
     answer = follow(
         chat.term, choose, chat.params, state, logits, rng, range(at, capacity), (stop,), {}
     )
     for token, state in answer:
         yield text.step(chat.tokenizer, token) or "", Conversation(state, capacity)
-    if token != stop:
-        raise CompositionError(
-            f"the answer is cut short: the conversation has all {capacity} tokens of its capacity"
-        )
+        if token == stop:
+            return
+    raise CompositionError(
+        f"the answer is cut short: the conversation has all {capacity} tokens of its capacity"
+    )
+
+
+def heard(chat: Chat, state: Any, chunk: list[int]) -> tuple[Any, Array]:
+    """The state that has read a chunk, too, and the logits after it."""
+    padded = np.pad(np.array(chunk, np.int32), (0, CHUNK - len(chunk)))
+    return read(chat.term, chat.params, state, padded, len(chunk))
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=2)
-def read(term: Term, params: Any, state: Any, tokens: Array, length: Any) -> tuple[Any, Array]:
-    """A chunk of which the first `length` tokens count: what comes next is written over the rest."""
+def read(term: Term, params: Any, state: Any, tokens: Any, length: Any) -> tuple[Any, Array]:
+    """Read a chunk of which `length` tokens count; what comes next is written over the rest."""
     first = state["position"]
     state, logits = stepwise(term).step(params, state, tokens, positions=first)
     return {**state, "position": first + length}, logits[length - 1]
