@@ -29,7 +29,7 @@ def tokenizer() -> Tokenizer:
     return read(smollm2())[2]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def told(tokenizer) -> Chat:
     """A model that answers always the same: every token has one that follows it."""
     tokens = tokenizer.encode("\nNé 🦜!<|im_end|>").ids
@@ -98,7 +98,7 @@ def test_other_templates_are_refused_by_name(template, kind, tmp_path):
 
 def test_no_character_is_broken(told):
     pieces, _ = said(told, begin(told, 99), "Hello!")
-    assert "".join(pieces) == "Né 🦜!" and "🦜" in pieces and "" in pieces
+    assert pieces == ["N", "é", "", "", " 🦜", "!", ""]
 
 
 def test_long_messages_are_read_in_chunks(told):
@@ -169,7 +169,7 @@ def test_a_conversation(loaded):
     "words, reason",
     [
         (["--capacity", 5], "the message has"),
-        (["--capacity", 12], "Né"),
+        (["--capacity", 13], "Né\ncombinax: the answer is cut short"),
         (["--capacity", 30, "--system", "speak " * 40], "or begin with a larger capacity"),
         (["--top-p", 0], "keeps a share 0 < p <= 1"),
     ],
