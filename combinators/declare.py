@@ -38,7 +38,11 @@ class Declare(Run):
         return compute(term, zeros, x, context, self.path)
 
     def enter(self, name: Name) -> Declare:
-        return Declare(self.root, *self.place(name))
+        return self.at(*self.place(name))
+
+    def at(self, path: tuple[str, ...], aliases: Any = None) -> Declare:
+        """This execution, at another place."""
+        return Declare(self.root, path, aliases)
 
     def copies(self, name: str | None) -> tuple[Any, Any, Callable[[Any], Run]]:
         return (), None, lambda _: self
@@ -65,7 +69,7 @@ class Declare(Run):
         return y
 
     def everywhere(self, form: Any, x: Any, context: Context) -> Any:
-        inner = Declare(self.root, (form.label,))
+        inner = self.at((form.label,))
         y = form.parts[0].wire(inner, x, context)
         before = self.root.setdefault(form.label, inner.outputs)
         if before != inner.outputs:

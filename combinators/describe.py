@@ -18,7 +18,7 @@ from .kinds import show, spec
 from .lookup import Lookup
 from .parameter import over
 from .records import Entries, Scores, Weights
-from .run import Context, Name
+from .run import Context
 from .term import Leaf, Term, as_term
 
 __all__ = ["Description", "describe"]
@@ -28,7 +28,10 @@ HEADER = ("stage", "gives", "learned", "FLOPs", "bytes", "runs")
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One stage: where it lies, what it gives, what it costs, and how it runs."""
+    """One stage: where its parameters lie, what it gives, what it costs, and how it runs.
+
+    `under` is how much deeper a stage stands than its parameters, which may lie at the top.
+    """
 
     path: tuple[str, ...]
     stage: str
@@ -37,9 +40,14 @@ class Row:
     flops: float = 0.0
     bytes: float = 0.0
     runs: str = ""
+    under: int = 0
+
+    @property
+    def depth(self) -> int:
+        return self.under + len(self.path)
 
     def cells(self, top: int = 0) -> tuple[str, ...]:
-        stage = "  " * (len(self.path) - top) + self.stage
+        stage = "  " * (self.depth - top) + self.stage
         learned = f"{self.parameters:,}" if self.parameters else ""
         return stage, self.gives, learned, rounded(self.flops), rounded(self.bytes), self.runs
 
@@ -61,16 +69,21 @@ class Describe(Declare):
         self.rows: list[Row] = [] if rows is None else rows
         self.around: tuple[tuple[str, int], ...] = copies
 
-    def enter(self, name: Name) -> Describe:
-        return Describe(self.root, *self.place(name), self.rows, self.around)
+    def at(self, path: tuple[str, ...], aliases: Any = None) -> Describe:
+        return Describe(self.root, path, aliases, self.rows, self.around)
 
     def part(self, form: Term, index: int, x: Any, context: Context) -> Any:
-        name, at = form.names[index], len(self.rows)
+        before = len(self.rows)
         y = super().part(form, index, x, context)
-        path, _ = self.place(name)
-        if path != self.path and not any(row.path == path for row in self.rows[at:]):
-            self.rows.insert(at, Row(path, head_line(form.parts[index], path), gives(y)))
+        path, _ = self.place(form.names[index])
+        if path != self.path:
+            self.head(before, form.parts[index], path, y)
         return y
+
+    def head(self, before: int, term: Term, path: tuple[str, ...], y: Any) -> None:
+        """Put a line above the stages inside a form, unless one of them stands for all of it."""
+        if not any(row.depth == len(path) for row in self.rows[before:]):
+            self.rows.insert(before, Row(path, head_line(term, path), gives(y)))
 
     def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
         y = super().leaf(term, x, context)
@@ -104,8 +117,13 @@ class Describe(Declare):
         return super().shared(form, x, context)
 
     def everywhere(self, form: Any, x: Any, context: Context) -> Any:
+        before = len(self.rows)
         y = super().everywhere(form, x, context)
-        self.rows.append(Row(self.path, repr(form), gives(y)))
+        self.head(before, form.parts[0], (form.label,), y)
+        self.rows[before:] = [
+            dataclasses.replace(row, under=row.under + len(self.path) - 1)
+            for row in self.rows[before:]
+        ]
         return y
 
 
@@ -177,7 +195,7 @@ class Description:
     @property
     def top(self) -> int:
         """The depth at which the table begins."""
-        return min((len(row.path) for row in self.rows), default=0)
+        return min((row.depth for row in self.rows), default=0)
 
     @property
     def total(self) -> Row:
@@ -239,7 +257,7 @@ def describe(term: Term, x: Any, **context: Any) -> Description:
     declared, y = declare(as_term(term, "describe"), x, context)
     run = Describe({})
     jax.eval_shape(lambda x, context: term.wire(run, x, context), spec(x), spec(context))
-    if term.exports is None and not any(row.path == () for row in run.rows):
+    if term.exports is None and not any(row.depth == 0 for row in run.rows):
         run.rows.insert(0, Row((), head_line(term, ()), gives(y)))
     return Description(tuple(counted(run.rows, declared)))
 

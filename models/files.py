@@ -13,7 +13,7 @@ from safetensors import safe_open
 
 from .layout import Source
 
-__all__ = ["minilm", "smollm2", "weights"]
+__all__ = ["chat_template", "minilm", "smollm2", "weights"]
 
 
 def weights(folder: Path) -> Source:
@@ -54,6 +54,15 @@ def pickled(file: Path) -> Source:
 
 
 FORMATS = {"model.safetensors": safetensors, "pytorch_model.bin": pickled}
+
+
+def chat_template(folder: Path) -> str:
+    """How a conversation is written, as the folder says it: a template, "" where there is none."""
+    own, fields = folder / "chat_template.jinja", folder / "tokenizer_config.json"
+    if own.is_file():
+        return own.read_text("utf-8")
+    found = json.loads(fields.read_text("utf-8")) if fields.is_file() else {}
+    return found.get("chat_template") or ""
 
 
 # Weights that lie in packages

@@ -9,7 +9,7 @@ along: rows then differ in nothing from each prompt alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -168,9 +168,19 @@ def stream_tokens(
     params = unstack(term, params)
     state, logits = read(term, count, kind, params, prompt, context)
     left = {name: value for name, value in context.items() if name not in state["given"]}
-    for number in range(count):
-        state, token, logits = go_on(term, choose, params, state, logits, rng, number, left)
-        yield int(token)
+    for token, _ in follow(term, choose, params, state, logits, rng, range(count), stop, left):
+        yield token
+
+
+def follow(
+    term: Term, choose: Term, params: Any, state: Any, logits: Array, rng: Array,
+    numbers: Iterable[int], stop: tuple[int, ...], context: Any,
+) -> Iterator[tuple[int, Any]]:  # fmt: skip
+    """Tokens of these numbers as they come, each with the state that has read it: the state that
+    was before is used up. `params` are those of layers written out."""
+    for number in numbers:
+        state, token, logits = go_on(term, choose, params, state, logits, rng, number, context)
+        yield int(token), state
         if int(token) in (*stop, NO_TOKEN):
             return
 

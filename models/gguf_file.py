@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from .configuration import Config, require
 from .layout import Source
 
-__all__ = ["read"]
+__all__ = ["chat_template", "read"]
 
 FIELDS = {
     "vocab_size": "llama.vocab_size",
@@ -54,6 +54,11 @@ def read(path: Path) -> tuple[dict[str, Any], Source, Tokenizer]:
     file = GGUFReader(path)  # a hundred thousand small objects, so it is not kept
     config = configuration(file)
     return config, weights(file, config), tokenizer(file)
+
+
+def chat_template(path: Path) -> str:
+    """How a conversation is written, as the file says it: a template, "" where there is none."""
+    return value(GGUFReader(path), "tokenizer.chat_template") or ""
 
 
 def value(file: GGUFReader, name: str) -> Any:

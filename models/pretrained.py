@@ -32,7 +32,8 @@ from .layout import from_theirs, to_theirs
 from .llama import llama, llama_layout
 
 __all__ = [
-    "Pretrained", "architecture", "batch", "configuration", "load", "minilm", "save", "smollm2",
+    "Pretrained", "architecture", "batch", "chat_template", "configuration", "load", "minilm",
+    "save", "smollm2",
 ]  # fmt: skip
 
 FAMILIES = {
@@ -81,6 +82,12 @@ def configuration(path: str | Path) -> dict[str, Any]:
     return gguf_file.read(path)[0]
 
 
+def chat_template(path: str | Path) -> str:
+    """How a folder, or a GGUF file, says that a conversation is written; "" where it does not."""
+    path = Path(path)
+    return files.chat_template(path) if path.is_dir() else gguf_file.chat_template(path)
+
+
 def architecture(config: Config) -> Term:
     """The term that a configuration describes.
 
@@ -91,7 +98,7 @@ def architecture(config: Config) -> Term:
 
 
 def family(config: Config) -> Any:
-    kind = config.get("model_type")
+    kind = config.get("model_type", "")
     require({"model_type": kind}, model_type=tuple(FAMILIES))
     return FAMILIES[kind]
 

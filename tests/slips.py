@@ -13,10 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from combinax import models
 from combinax.combinators import *
 from combinax.combinators.flax import from_nnx
+from combinax.models import chat
 from combinax.models.layout import Layout, from_theirs, rules
 
 KEY = jax.random.key(0)
@@ -69,6 +72,14 @@ def weights(source: Any) -> Any:
     """Parameters of a model with one table, from a file."""
     layout = Layout(rules("", "", "w matrix table"), prefix="")
     return from_theirs(layout, source, {"table": X})
+
+
+def talked(vocabulary: tuple[str, ...] = ("?", chat.END), capacity: int = 3) -> list[Any]:
+    """An answer of a model that says one word for ever, to a message that is one word."""
+    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(vocabulary)}, "?"))
+    term = pointwise(lambda tokens: jax.nn.one_hot(0 * tokens, 2))
+    model = chat.instructed(chat.Pretrained(term, {}, tokenizer), "")
+    return list(chat.reply(model, chat.begin(model, capacity), "hm", models.greedy, KEY))
 
 
 def broken(x):
@@ -761,6 +772,18 @@ RUN: dict[str, Slip] = {
     "drafts of nothing": Slip(
         lambda: models.speculate(silu, {}, silu, {}, TOKENS, 3, ahead=0),
         "speculate drafts at least one token ahead, not 0",
+    ),
+    "a model that never stops": Slip(
+        talked,
+        "the answer is cut short: the conversation has all 3 tokens of its capacity",
+    ),
+    "a message that is too long": Slip(
+        lambda: talked(capacity=1),
+        "the message has 1 tokens, and the conversation 0 of 1: shorten it, or begin with a larger "
+        "capacity",
+    ),
+    "a model that cannot stop": Slip(
+        lambda: talked(vocabulary=("?",)), "the model has no tokenizer with the token <|im_end|>"
     ),
     "a share of nothing": Slip(
         lambda: models.keep_top_p(0), "keep_top_p keeps a share 0 < p <= 1, not 0"

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import numpy as np
@@ -158,6 +158,70 @@ def sample(
         typer.echo(text.decode([character]), nl=False)
     speed = (count - 1) / (time.perf_counter() - began)
     typer.echo(f"\n{speed:,.0f} characters a second")
+
+
+@app.command()
+def chat(
+    message: Annotated[
+        str | None, typer.Option(help="A single message, in place of a conversation.")
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option(help="The instruction, in place of the model's own.")
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="A folder of Hugging Face's layout or a GGUF file, not SmolLM2."),
+    ] = None,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="Below 1 the likely is likelier still; 0: greedy.")
+    ] = 0.2,
+    top_p: Annotated[
+        float, typer.Option(help="Draw from the likely tokens that reach this probability.")
+    ] = 0.9,
+    capacity: Annotated[
+        int, typer.Option(min=1, help="How many tokens the conversation may have.")
+    ] = 2048,
+    seed: Seed = 0,
+) -> None:
+    """Talk with SmolLM2, or a model of yours, until Ctrl-D."""
+    from ..models import chat as talk  # needs the extra `pretrained`
+    from ..models import greedy, keep_top_p
+    from ..models.pretrained import smollm2
+
+    with refused():
+        choose = keep_top_p(top_p) @ scaled(temperature) if temperature else greedy
+        model = talk.load_chat(folder or smollm2(), system)
+        conversation = talk.begin(model, capacity)
+        for asked in typed() if message is None else [message]:
+            answer = talk.reply(model, conversation, asked, choose, jax.random.key(seed))
+            conversation = say(answer)
+
+
+def typed() -> Iterator[str]:
+    """Line after line of what is typed, as far as anything is in it."""
+    while True:
+        try:
+            line = input("> ")
+        except EOFError:
+            return
+        if line.strip():
+            yield line
+
+
+def say(answer: Iterator[tuple[str, Any]]) -> Any:
+    """Print an answer as it comes and then its speed; give what comes with its last piece."""
+    said, times = None, []
+    try:
+        for piece, so_far in answer:
+            typer.echo(piece, nl=False)
+            said = so_far
+            times.append(time.perf_counter())
+    finally:
+        typer.echo()
+    # Compiling, which comes before the first token, does not count.
+    speed = (len(times) - 1) / (time.perf_counter() - times[0])
+    typer.echo(f"{speed:,.1f} tokens a second", err=True)
+    return said
 
 
 def run(task: Task, seed: int) -> tuple[Params, History]:

@@ -1,0 +1,46 @@
+"""describe: what stands at the top of the tree is counted where it runs."""
+# ruff: noqa: F403, F405
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from combinax.combinators import *
+
+X = jax.ShapeDtypeStruct((5, 4), jnp.float32)
+ONE = shared(linear(4), name="one")
+MANY = shared(linear(4) @ silu @ linear(8), name="many")
+
+
+@pytest.mark.parametrize(
+    "term, alone",
+    [
+        (ONE, linear(4)),
+        (MANY, linear(4) @ silu @ linear(8)),
+        (ONE @ silu @ ONE, linear(4) @ silu @ linear(4)),
+        (heads(2, MANY), heads(2, linear(4) @ silu @ linear(8))),
+        (named("first", ONE) ** 3, linear(4) ** 3),
+        (identity + MANY, identity + linear(4) @ silu @ linear(8)),
+    ],
+)
+def test_parameters_count_once_and_operations_everywhere(term, alone):
+    total = describe(term, X).total
+    params = term.init(jax.random.key(0), X)
+    assert total.parameters == sum(leaf.size for leaf in jax.tree.leaves(params)) > 0
+    assert total.flops == describe(alone, X).total.flops > 0
+    assert total.bytes == describe(alone, X).total.bytes > 0
+
+
+def test_a_shared_term_stands_where_it_runs():
+    rows = describe(heads(2, MANY @ ONE) @ ONE, X).rows
+    assert [(row.depth, row.stage, row.parameters) for row in rows] == [
+        (1, "one: linear(4)", 16),
+        (1, "heads × 2", 0),
+        (2, "one: linear(4)", 0),
+        (2, "many", 0),
+        (3, "linear(8)", 32),
+        (3, "silu", 0),
+        (3, "linear(4)", 32),
+    ]
