@@ -153,8 +153,9 @@ class Sweep:
     """What the sweep is made of: two of equal keys are equal, and compiled once."""
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, Sweep) and type(self) is type(other) and self.key is not None
-        return self is other or (same and self.key == other.key)
+        if self.key is None or not isinstance(other, type(self)):
+            return self is other
+        return self.key == other.key
 
     def __hash__(self) -> int:
         return id(self) if self.key is None else hash((type(self), self.key))

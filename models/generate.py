@@ -106,6 +106,12 @@ def drawn(choose: Term, rng: Array, number: Any, logits: Array) -> Array:
     return jnp.where(jnp.isnan(logits).any(), NO_TOKEN, token).astype(jnp.int32)
 
 
+def adds_up(state: Any) -> bool:
+    """Whether a lookup keeps sums over its keys in place of rows."""
+    paths = (path for path, _ in jax.tree_util.tree_leaves_with_path(state["memory"]))
+    return any(getattr(path[-1], "key", "") == "mixed" for path in paths)
+
+
 @partial(jax.jit, static_argnums=range(6))
 def looped(
     term: Term, choose: Term, keep: Callable, count: int, stop: tuple[int, ...], dtype: Any,
@@ -115,6 +121,11 @@ def looped(
     # Padding that was read is overwritten: it may be all of the prompt but one token.
     slack = 0 if length is None else len(prompt) - 1
     state, logits, step = begin(term, params, prompt, count, slack, dtype, context)
+    if length is not None and adds_up(state):
+        raise CompositionError(
+            "length leaves the end of a prompt out, which keys that are summed up cannot forget: "
+            "give each prompt alone"
+        )
     length = len(prompt) if length is None else length
 
     def after(number: Any, logits: Array, made: Generated) -> tuple[Array, Array, Generated]:

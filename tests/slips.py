@@ -7,7 +7,7 @@ A slip is a name, what somebody writes, the kind of error, and words of its text
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -697,9 +697,20 @@ RUN: dict[str, Slip] = {
         "block of streamed is a number or a pair, not (1, 2, 3)",
     ),
     "a number after the term": Slip(
-        lambda: heads(linear(3), 2), "heads takes the number first: heads(n, linear(3))"
+        lambda: heads(cast(Any, linear(3)), cast(Any, 2)),
+        "heads takes the number first: heads(n, linear(3))",
     ),
     "no temperature": Slip(lambda: temperature(0.0), "temperature is a positive number, not 0.0"),
+    "a prompt cut short where keys are summed up": Slip(
+        lambda: models.generate(
+            linear(7) @ SUMMED @ project(4) @ embed(7, 4),
+            (linear(7) @ SUMMED @ project(4) @ embed(7, 4)).init(KEY, TOKENS),
+            TOKENS,
+            2,
+            length=2,
+        ),
+        "keys that are summed up cannot forget",
+    ),
     # functions of one's own
     "lift": Slip(
         lambda: run(linear(3) @ lift(broken)), "raised TypeError: dot_general requires contracting"

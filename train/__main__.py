@@ -141,7 +141,7 @@ def sample(
 ) -> None:
     """Write on in the manner of the text that a run has learned: as it comes."""
     with refused():
-        params, words = checkpoint.load(folder)
+        params, words = checkpoint.load(folder if folder.is_dir() else Path("runs") / folder)
         vocabulary = words["vocabulary"]
         term = tasks.language(len(vocabulary), words["width"])
         if repr(term) != words["term"]:
