@@ -6,6 +6,7 @@ Peers that are not installed are left out: tokamax, memory-efficient-attention, 
 from __future__ import annotations
 
 import importlib
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -38,6 +39,9 @@ from combinax.combinators import (
     streamed,
     window,
 )
+
+# Threads of torch that wait in a loop for more work would take the cores from whoever is next.
+os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 
 HEADS, WIDTH = 8, 64
 GIVEN = project(query=identity, key=read("key"), value=read("value"))
