@@ -328,7 +328,7 @@ def test_the_text_command(run, tmp_path, prose, monkeypatch):
     code, shown = run("sample", "runs/text", "--prompt", "Q")
     assert code == 2 and "characters that are not in the vocabulary: ['Q']" in shown
     code, shown = run("sample", "elsewhere")
-    assert code == 2 and "no run was saved in 'elsewhere': model.json is missing" in shown
+    assert code == 2 and "no run was saved in 'runs/elsewhere': model.json is missing" in shown
     words = tmp_path / "runs/text/model.json"
     words.write_text(words.read_text().replace("rotary()", "rotary(9.0)"))
     code, shown = run("sample", "runs/text")

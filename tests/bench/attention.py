@@ -146,12 +146,12 @@ def optional(name: str) -> Any:
 
 
 def seconds(candidates: dict[str, Candidate], rounds: int) -> dict[str, float]:
-    """Median seconds; all run in every round, so that a drift of the machine hits all."""
+    """Median seconds; all run in every round, so that a drift of the machine hits all. Each runs
+    once before it is measured, so that none pays for what the one before it left behind."""
     measured: dict[str, list[float]] = {name: [] for name in candidates}
-    for candidate in candidates.values():
-        candidate.run()
     for _ in range(rounds):
         for name, candidate in candidates.items():
+            candidate.run()
             start = time.perf_counter()
             candidate.run()
             measured[name].append(time.perf_counter() - start)
