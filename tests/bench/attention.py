@@ -58,8 +58,8 @@ def attention(seen: Any, function: Any = scaled_dot, how: Any = softmax) -> Term
     return compose(aggregate(), normalize(how), mask(seen), score(function), GIVEN)
 
 
-def tensors(length: int, heads: int = HEADS) -> Any:
-    return jax.random.normal(jax.random.key(0), (3, heads, length, WIDTH))
+def tensors(length: int, heads: int = HEADS) -> tuple[jax.Array, ...]:
+    return tuple(jax.random.normal(jax.random.key(0), (3, heads, length, WIDTH)))
 
 
 def compiled(function: Callable, operands: Any, back: bool) -> Candidate:
