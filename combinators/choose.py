@@ -12,7 +12,7 @@ import numpy as np
 from .apply import Apply
 from .errors import CompositionError
 from .fused import by_kernel
-from .gather import answer, planned
+from .gather import Captured, answer, planned
 from .lookup import Lookup, inner
 from .project import Project, at_least, slots
 from .records import Entries
@@ -159,7 +159,12 @@ class Choose(Apply):
             entries = x.replace(query=query, key=key, value=value)
             if decision.tiling is None:
                 return table(entries, context, step)
-            return answer(decision.stream, self, entries, context, decision.tiling.block)
+            try:
+                return answer(decision.stream, self, entries, context, decision.tiling.block)
+            except Captured:
+                if decision.pinned:
+                    raise
+                return table(entries, context, step)
 
         if decision.pinned:
             return ask(x.query, x.key, x.value)

@@ -14,8 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 
 from .apply import Apply
+from .errors import CompositionError
 from .mask import mask
 from .normalize import LogSumExp, lowest
 from .parameter import is_parameter
@@ -28,7 +30,11 @@ from .term import Leaf
 from .tiles import Fold, Grid, Layout, Place, Side, fold
 from .wrap import Everywhere
 
-__all__ = ["Reading", "answer", "finished", "masks", "planned"]
+__all__ = ["Captured", "Reading", "answer", "finished", "masks", "planned"]
+
+
+class Captured(CompositionError):
+    """A lookup that works on one table alone: a function in it holds a traced array."""
 
 
 class Unmasked(Apply):
@@ -193,7 +199,12 @@ class Reading:
             jax.ShapeDtypeStruct(layout.shape(array.shape, first), array.dtype)
             for array, layout in zip(operands.arrays, operands.layouts, strict=True)
         ]
-        made = jax.eval_shape(alone, *tiles)
+        traced, made = jax.make_jaxpr(alone, return_shape=True)(*tiles)
+        if any(isinstance(value, Tracer) for value in traced.consts):
+            raise Captured(
+                "a function inside this lookup captures a traced array, which a stream cannot cut: "
+                "pass it as context, read(name), or learn it"
+            )
         what = Fold(
             Grid((rows, columns), block, which if isinstance(which, np.ndarray) else None),
             absorb,

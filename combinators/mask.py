@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 
 from .errors import CompositionError
 from .kinds import mistaken
@@ -136,6 +137,6 @@ class mask(Leaf):
                 seen = self.predicate(queries, keys)
             except UNKNOWN:  # it asks for more than pairs of marks
                 return False, False
-            if not np.all(seen):
+            if isinstance(seen, Tracer) or not np.all(seen):
                 return False, False
         return key == Range(start, stop - start), query == Range(start, stop - start)

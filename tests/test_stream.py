@@ -303,6 +303,27 @@ def test_huge_logits_of_any_type():
     np.testing.assert_allclose(y[:, 0], [0, 0.5, 1], atol=1e-3)
 
 
+def test_a_function_that_captures_a_traced_array_keeps_its_table():
+    """It runs and is differentiated as before, however long the rows; a pin says why it cannot."""
+    x = normal(0, 1100, D)
+
+    def run(weight, seen, how):
+        scores = mask(lambda query, key: seen[key.position]) @ score(
+            lambda q, k: weight * (q @ k.T)
+        )
+        term = how(compose(aggregate(), normalize(softmax), scores, GIVEN))
+        return term({}, x, key=x, value=x)[:5].sum()
+
+    seen = np.arange(1100) % 3 != 0
+    ours, table = (
+        fast(jax.grad(functools.partial(run, how=how)))(0.5, seen)
+        for how in (lambda f: f, materialized)
+    )
+    np.testing.assert_array_equal(ours, table)
+    with pytest.raises(CompositionError, match="captures a traced array"):
+        jax.jit(functools.partial(run, how=streamed))(0.5, seen)
+
+
 def test_an_equal_stream_is_compiled_once(caplog):
     """Called as it is, outside of jit, and differentiated."""
     term = ask(mask(causal & window(3)))
