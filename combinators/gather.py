@@ -21,7 +21,7 @@ from .errors import CompositionError
 from .mask import mask
 from .normalize import LogSumExp, lowest
 from .parameter import is_parameter
-from .reassociate import in_part, summed
+from .reassociate import feature_map, in_part, summed
 from .records import Block, Entries, Marks, Range, Rows, Scores, Weights, numbers
 from .run import Context, put, select
 from .spans import plan
@@ -150,7 +150,7 @@ class Reading:
         context = {name: context[name] for name in names_read(used) if name in context}
         summed_up = None
         if self.stream.features is not None:
-            phi = partial(self.stream.features.map.apply, {}, context=context)
+            phi = feature_map(self.stream.features, context)
             total, mixed = summed(phi, x, which, block)
             summed_up = Partial(jnp.zeros_like(total), total, mixed)
             which = in_part(which)
@@ -183,16 +183,16 @@ class Reading:
             return self.gathered(*scored(place, tiles[:-1]), tiles[-1])
 
         def absorb(place: Place, old: tuple[Array, ...], *tiles: Array) -> list[Array]:
+            return jax.tree.leaves(merge(how, Partial(*old), block_of(place, tiles, old[0])))
+
+        def block_of(place: Place, tiles: Sequence[Array], least: Any) -> Partial:
             found = scored(place, tiles)
             reference = how.reference(found[1].score, found[1].visible)
-            reference = jnp.maximum(old[0], reference)
-            new = Partial(reference, *self.gathered(*found, reference))
-            return jax.tree.leaves(merge(how, Partial(*old), new))
+            reference = jnp.maximum(least, reference)
+            return Partial(reference, *self.gathered(*found, reference))
 
-        def alone(*tiles: Array) -> Sequence[Array]:
-            found = scored(first, tiles)
-            reference = how.reference(found[1].score, found[1].visible)
-            return reference, *self.gathered(*found, reference)
+        def alone(*tiles: Array) -> list[Array]:
+            return jax.tree.leaves(block_of(first, tiles, -jnp.inf))
 
         first = Place(0, 0, *block, False)
         tiles = [

@@ -8,6 +8,7 @@ sees whole are; tiles that it sees in part stay a stream.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,9 +16,11 @@ import numpy as np
 from jax import Array
 
 from .records import Entries, kept
+from .run import Context
+from .score import features
 from .tiles import ALL, NONE
 
-__all__ = ["in_part", "summed"]
+__all__ = ["ask", "feature_map", "in_part", "summed", "sums"]
 
 
 def in_part(plan: Any) -> Any:
@@ -27,7 +30,7 @@ def in_part(plan: Any) -> Any:
 
 
 def summed(
-    features: Callable[[Array], Array], x: Entries, plan: Any, block: tuple[int, int]
+    phi: Callable[[Array], Array], x: Entries, plan: Any, block: tuple[int, int]
 ) -> tuple[Array, Array]:
     """From tiles that are seen whole, each query's sum of weights (T,) and of values (T, e)."""
     whole = jnp.asarray(plan == ALL)
@@ -36,16 +39,33 @@ def summed(
         jnp.repeat(whole.any(1 - axis), size)[: len(rows)]
         for axis, (size, rows) in enumerate(zip(block, (query, key), strict=True))
     )
-    query, key = (features(kept(rows, which)) for rows, which in ((query, asks), (key, asked)))
-    key, value = blocks(kept(key, asked), block[1]), blocks(kept(value, asked), block[1])
-    sums = jnp.promote_types(jnp.promote_types(key.dtype, value.dtype), jnp.float32)
-    totals = key.sum(1, dtype=sums)
-    mixtures = jnp.einsum("ksd,kse->kde", key, value, preferred_element_type=sums)
-    asking, chosen = blocks(query, block[0]).astype(sums), whole.astype(sums)
-    total = jnp.einsum("qtd,qd->qt", asking, chosen @ totals)
-    mixed = jnp.einsum("qtd,qde->qte", asking, jnp.einsum("qk,kde->qde", chosen, mixtures))
+    query, key = (phi(kept(rows, which)) for rows, which in ((query, asks), (key, asked)))
+    of_blocks = sums(blocks(kept(key, asked), block[1]), blocks(kept(value, asked), block[1]))
+    of_rows = (jnp.tensordot(whole.astype(x.dtype), x, 1) for x in of_blocks)
+    total, mixed = ask(blocks(query, block[0]), *of_rows)
     rows = len(query)
     return total.reshape(-1)[:rows], mixed.reshape(-1, mixed.shape[-1])[:rows]
+
+
+def sums(key: Array, value: Array) -> tuple[Array, Array]:
+    """Keys summed up: Σ φ(k), (…, d), and Σ φ(k) vᵀ, (…, d, e), over (…, s, d) and (…, s, e)."""
+    kind = jnp.promote_types(jnp.promote_types(key.dtype, value.dtype), jnp.float32)
+    mixed = jnp.einsum("...sd,...se->...de", key, value, preferred_element_type=kind)
+    return key.sum(-2, dtype=kind), mixed
+
+
+def ask(query: Array, total: Array, mixed: Array) -> tuple[Array, Array]:
+    """What φ(q) gets from keys that are summed up: φ(q) · total and φ(q) mixed."""
+    query = query.astype(total.dtype)
+    return (
+        jnp.einsum("...td,...d->...t", query, total),
+        jnp.einsum("...td,...de->...te", query, mixed),
+    )
+
+
+def feature_map(of: features, context: Context) -> Callable[[Array], Array]:
+    """φ, a function of rows."""
+    return partial(of.map.apply, {}, context=context)
 
 
 def blocks(rows: Array, size: int) -> Array:

@@ -77,8 +77,6 @@ class Place:
     def __ne__(self, other: Any) -> Any:
         return self.apart(other) != 0
 
-    __hash__ = None  # type: ignore[assignment]
-
 
 # Which keys may be seen
 

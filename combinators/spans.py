@@ -66,7 +66,6 @@ class Maybe:
 
     __rand__ = __and__
     __ror__ = __or__
-    __hash__ = None  # type: ignore[assignment]
 
 
 def as_maybe(value: Any) -> Maybe:
@@ -149,7 +148,6 @@ class Span:
         return ~(self == other)
 
     __radd__, __rmul__ = __add__, __mul__
-    __hash__ = None  # type: ignore[assignment]
 
 
 def as_span(value: Any) -> Span:

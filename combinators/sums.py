@@ -5,19 +5,20 @@ total = Σ φ(k),    mixed = Σ φ(k) vᵀ        over all keys so far (Katharop
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
 
+from . import reassociate
 from .gather import Reading, finished, masks
 from .lookup import Lookup
 from .memory import held
 from .predicates import causal
+from .reassociate import feature_map
 from .records import Entries
 from .run import Context
 from .stream import Partial, Streamed, merge, streamed_form
@@ -40,33 +41,26 @@ def summing(form: Any, lookup: Lookup) -> Streamed | None:
     return stream if seen == [causal] else None
 
 
-def features_of(stream: Any, context: Context) -> Callable[[Array], Array]:
-    """The features, in at least float32: sums grow long."""
-    phi = partial(stream.features.map.apply, {}, context=context)
-    return lambda rows: phi(rows).astype(jnp.promote_types(rows.dtype, jnp.float32))
-
-
 def empty(stream: Streamed, x: Entries, context: Context) -> Sums:
     """The sums over no keys."""
-    key = features_of(stream, context)(x.key[:0])
-    mixed = jnp.zeros((key.shape[1], x.value.shape[1]), key.dtype)
-    return {"total": mixed.sum(1), "mixed": mixed, "length": jnp.zeros((), jnp.int32)}
+    return over(stream, x.replace(key=x.key[:0], value=x.value[:0]), context)
+
+
+def over(stream: Any, x: Entries, context: Context) -> Sums:
+    """The sums over the keys of a chunk."""
+    total, mixed = reassociate.sums(feature_map(stream.features, context)(x.key), x.value)
+    return {"total": total, "mixed": mixed, "length": jnp.int32(len(x.key))}
 
 
 def added(stream: Streamed, sums: Sums, x: Entries, context: Context) -> Sums:
     """The sums over the keys of a chunk as well."""
-    key = features_of(stream, context)(x.key)
-    return {
-        "total": sums["total"] + key.sum(0),
-        "mixed": sums["mixed"] + key.T @ x.value.astype(key.dtype),
-        "length": sums["length"] + len(x.key),
-    }
+    return jax.tree.map(jnp.add, sums, over(stream, x, context))
 
 
-def asked(stream: Streamed, run: Any, sums: Sums, x: Entries, context: Context) -> Array:
+def asked(stream: Any, run: Any, sums: Sums, x: Entries, context: Context) -> Array:
     """What the queries of a chunk get from the keys before it and from those in it."""
-    query = features_of(stream, context)(x.query)
-    total, mixed = query @ sums["total"], query @ sums["mixed"]
+    query = feature_map(stream.features, context)(x.query)
+    total, mixed = reassociate.ask(query, sums["total"], sums["mixed"])
     reading = Reading(stream, 0)
     if len(query) > SHORT:
         own = reading.tiled(run, x, context, (SHORT, SHORT))
