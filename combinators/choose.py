@@ -7,6 +7,7 @@ import math
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from .apply import Apply
@@ -19,7 +20,7 @@ from .records import Entries
 from .run import Context, Run
 from .stream import Streamed, streamed_form
 from .term import Term, as_term, form
-from .tiles import ALL, NONE, SOME
+from .tiles import ALL, ROOM, SHARED, SOME
 from .wrap import Wrapper
 
 __all__ = ["Choose", "Decision", "decide", "materialized", "side_by_side", "streamed"]
@@ -29,13 +30,16 @@ Block = tuple[int, int]
 BLOCKS: tuple[Block, ...] = ((512, 256), (128, 128))
 """Queries and keys of a tile: large ones run fastest, small ones skip more of what is hidden."""
 
-FULL, MASKED = 9_000, 40_000
-"""What a tile costs beside its elements, seen whole or in part, in elements: measured on a CPU.
+TABLE, ALONE, FULL, MASKED = 2.5, 20_000, 44_000, 132_000
+"""What an element of a table costs; what a tile costs beside its elements, run by one core, or by
+several when it is seen whole or in part: in elements of a tile seen whole, measured on a CPU."""
 
-An element of a tile seen in part costs double."""
+PARTLY = 1.4
+"""What an element of a tile seen in part costs."""
 
-MANY, SOME_SKIPPED = 2**22, 2**20
-"""Elements of all tables from which a stream is faster, and from which it is if 0.3 are skipped."""
+LARGE, ELSEWHERE = 2**22, 2**26
+"""Elements of all tables from which a stream is chosen where the tiles are known only as it runs,
+and on platforms that are not a CPU, where a table is fast as long as it fits."""
 
 MOST = 2**20
 """Of smaller blocks than the first at most so many are considered."""
@@ -59,18 +63,16 @@ class Tiling(NamedTuple):
     def count(self, sort: int) -> int:
         return int(np.count_nonzero(self.plan == sort))
 
-    def cost(self, stream: Streamed) -> float:
-        """What the tiles cost, in elements of a full tile."""
+    def cost(self, stream: Streamed, copies: int) -> float:
+        """What the tiles of one of so many copies cost, in elements of a tile seen whole."""
         full, masked = self.count(ALL), self.count(SOME)
         if stream.features is not None:  # full tiles are summed up
             full = 0
         area = math.prod(self.block)
-        return full * (FULL + area) + masked * (MASKED + 2 * area)
-
-    @property
-    def skipped(self) -> float:
-        """How much of the table is never looked at."""
-        return self.count(NONE) / self.plan.size if isinstance(self.plan, np.ndarray) else 0.0
+        if area < SHARED:
+            return (full + masked) * (ALONE + area)
+        joined = min(copies, max(ROOM // area, 1))
+        return full * (FULL / joined + area) + masked * (MASKED / joined + PARTLY * area)
 
     def __str__(self) -> str:
         shape, number = f"{self.block[0]} × {self.block[1]}", math.prod(self.plan.shape)
@@ -108,26 +110,31 @@ def decide(form: Any, lookup: Lookup, x: Any, context: Context) -> Decision:
         return Decision(stream)
     if execution.pin == "materialized":
         return Decision("as pinned", pinned=True)
-    elements = execution.copies * len(x.query) * len(x.key)
-    if not elements:
+    table = len(x.query) * len(x.key)
+    if not table:
         return Decision("there is nothing to stream")
+    tiles = partial(best, stream, x, context, execution)
     if execution.pin == "streamed":
-        tiling = best(stream, x, context, execution.block)
-        return Decision("as pinned", stream, tiling, pinned=True)
-    if elements < SOME_SKIPPED:
+        return Decision("as pinned", stream, tiles(), pinned=True)
+    on_cpu = jax.default_backend() == "cpu"
+    if TABLE * table < ALONE if on_cpu else execution.copies * table < ELSEWHERE:
         return Decision("the table is small", stream)
     if learns_keys(form, lookup):
         return Decision("its keys are learned", stream)
-    tiling = best(stream, x, context, None)
-    if elements < MANY and tiling.skipped < 0.3:
+    tiling = tiles()
+    if not isinstance(tiling.plan, np.ndarray):
+        small = execution.copies * table < LARGE
+    else:
+        small = on_cpu and TABLE * table < tiling.cost(stream, execution.copies)
+    if small:
         return Decision("the table is small", stream)
     return Decision("the table is large", stream, tiling)
 
 
-def best(stream: Streamed, x: Entries, context: Context, pinned: Block | None) -> Tiling:
+def best(stream: Streamed, x: Entries, context: Context, execution: Execution) -> Tiling:
     """The tiling that costs least."""
     found = []
-    for rows, columns in (pinned,) if pinned else BLOCKS:
+    for rows, columns in (execution.block,) if execution.block else BLOCKS:
         block = min(rows, len(x.query)), min(columns, len(x.key))
         if found and len(x.query) * len(x.key) > MOST * block[0] * block[1]:
             break
@@ -135,7 +142,7 @@ def best(stream: Streamed, x: Entries, context: Context, pinned: Block | None) -
         if not isinstance(tiling.plan, np.ndarray):
             return tiling
         found.append(tiling)
-    return min(found, key=lambda tiling: tiling.cost(stream))
+    return min(found, key=lambda tiling: tiling.cost(stream, execution.copies))
 
 
 def learns_keys(form: Any, lookup: Lookup) -> bool:

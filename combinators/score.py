@@ -49,7 +49,10 @@ def scaled_dot(query: Array, key: Array, scale: float | None = None) -> Array:
     >>> scaled_dot(jnp.ones((1, 4)), jnp.ones((1, 4)))
     Array([[2.]], dtype=float32)
     """
-    return dot(query, key) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    if query.dtype != jnp.promote_types(query.dtype, jnp.float32):  # the query would lose digits
+        return dot(query, key) * factor
+    return dot(query * factor, key)
 
 
 def cosine(query: Array, key: Array, eps: float = 1e-12) -> Array:

@@ -24,10 +24,17 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-__all__ = ["ALL", "NONE", "SOME", "Fold", "Grid", "Layout", "Place", "Side", "Sum", "fold"]
+__all__ = [
+    "ALL", "NONE", "ROOM", "SHARED", "SOME", "Fold", "Grid", "Layout", "Place", "Side", "Sum",
+    "fold",
+]  # fmt: skip
 
 NONE, SOME, ALL = 0, 1, 2
 """How much of a tile takes part."""
+
+SHARED, ROOM = 2**16, 2**20
+"""From so many elements on, a CPU's cores share the work on a tile, and have to be woken for it:
+copies are then joined to tiles of up to so many elements, for fewer and longer pieces of work."""
 
 
 class Side(enum.Enum):
@@ -50,15 +57,18 @@ class Place(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How an array lies: its side, and for every mapped axis whether the array has it, in front."""
+    """How an array lies: its side, and how much of every mapped axis, in front, a tile takes.
+
+    0 where the array lacks the axis, 1 for one index of it, more for some side by side.
+    """
 
     side: Side
-    maps: tuple[bool, ...] = ()
+    maps: tuple[int, ...] = ()
 
     def window(self, shape: tuple[int, ...], copy: Sequence[Any], place: Place) -> tuple:
         """Where a tile's part of an array begins, and its shape."""
-        start = [index for index, has in zip(copy, self.maps, strict=True) if has]
-        size = [1] * len(start)
+        start = [index * n for index, n in zip(copy, self.maps, strict=True) if n]
+        size = [n for n in self.maps if n]
         rest = shape[len(start) :]
         if self.side is not Side.WHOLE:
             at = (
@@ -69,13 +79,15 @@ class Layout:
 
     def shape(self, shape: tuple[int, ...], place: Place) -> tuple[int, ...]:
         """The shape of a tile's part of an array."""
-        return self.window(shape, self.maps, place)[1][sum(self.maps) :]
+        _, size = self.window(shape, self.maps, place)
+        mapped = sum(map(bool, self.maps))
+        return (*(n for n in size[:mapped] if n > 1), *size[mapped:])
 
     def cut(self, array: Array, copy: Sequence[Any], place: Place) -> Array:
         """The part of an array that belongs to a tile."""
         start, size = self.window(array.shape, copy, place)
         part = array if size == array.shape else jax.lax.dynamic_slice(array, start, size)
-        return part.reshape(size[sum(self.maps) :])
+        return part.reshape(self.shape(array.shape, place))
 
     def put(self, array: Array, part: Array, copy: Sequence[Any], place: Place) -> Array:
         """The array with a tile's part in its place."""
@@ -151,6 +163,8 @@ class Sweep:
     sizes: tuple[int, ...] = ()
     key: Any = None
     """What the sweep is made of: two of equal keys are equal, and compiled once."""
+    order: int = 0
+    """Of the derivative: the higher, the more a tile holds."""
 
     def __eq__(self, other: object) -> bool:
         if self.key is None or not isinstance(other, type(self)):
@@ -220,7 +234,7 @@ class Sweep:
 
     def mapped(self, size: int, along: Sequence[bool]) -> Self:
         """One more axis, in front of some operands and of every result."""
-        more = lambda layout, has: Layout(layout.side, (has, *layout.maps))  # noqa: E731
+        more = lambda layout, has: Layout(layout.side, (int(has), *layout.maps))  # noqa: E731
         return dataclasses.replace(
             self,
             inputs=tuple(map(more, self.inputs, along)),
@@ -229,6 +243,48 @@ class Sweep:
             sizes=(size, *self.sizes),
             key=("mapped", self.key, size, tuple(along)),
         )
+
+    def in_groups(self) -> Self:
+        """The same with as many copies in a tile as there is room for, if they share a plan."""
+        area = math.prod(map(min, self.grid.block, self.grid.shape))
+        what, room = self, ROOM // area if area >= SHARED and self.order < 2 else 1
+        for axis, size in reversed(list(enumerate(self.sizes))):
+            if self.grid.plan is None and self.inputs[0].maps[axis]:
+                break
+            number = max(n for n in range(1, max(room, 1) + 1) if size % n == 0)
+            what, room = what.grouped(axis, number), room // number
+            if number < size:
+                break
+        return what
+
+    def grouped(self, axis: int, number: int) -> Self:
+        """The same with so many indices of a mapped axis in a tile."""
+
+        def function(place, *tiles):
+            results = jax.vmap(partial(self.function, place), self.along(axis))(*tiles)
+            pairs = zip(results, self.outputs, strict=True)
+            return [x if layout.maps[axis] else x.sum(0) for x, layout in pairs]
+
+        def more(layout: Layout) -> Layout:
+            times = [number if i == axis else 1 for i in range(len(layout.maps))]
+            return Layout(layout.side, tuple(map(int.__mul__, layout.maps, times)))
+
+        if number == 1:
+            return self
+        sizes = list(self.sizes)
+        sizes[axis] //= number
+        return dataclasses.replace(
+            self,
+            function=function,
+            inputs=tuple(map(more, self.inputs)),
+            outputs=tuple(map(more, self.outputs)),
+            sizes=tuple(sizes),
+            key=None,
+        )
+
+    def along(self, axis: int) -> tuple[int | None, ...]:
+        """Which arguments of the function of a tile are mapped."""
+        return tuple(0 if layout.maps[axis] else None for layout in self.inputs)
 
     def side_by_side(self, *operands: Array) -> list[Array]:
         """The results, with all indices of the mapped axes at once."""
@@ -300,7 +356,8 @@ class Sum(Sweep):
 
         inputs = (*self.inputs, *taken(self.inputs, active))
         key = ("tangent", self.key, tuple(active))
-        return dataclasses.replace(self, function=function, inputs=inputs, key=key)
+        order = self.order + 1
+        return dataclasses.replace(self, function=function, inputs=inputs, key=key, order=order)
 
     def transposed(
         self, linear: Sequence[bool], avals: Sequence[Any], active: Sequence[bool]
@@ -352,6 +409,9 @@ class Fold(Sweep):
         absorb = lambda place, old, tiles: self.function(place, old, *tiles)  # noqa: E731
         return self.walk(operands, results, absorb)
 
+    def along(self, axis: int) -> tuple[int | None, ...]:
+        return (0, *super().along(axis))
+
     @property
     def sum(self) -> Sum:
         """The results after the first, as a sum of contributions."""
@@ -376,7 +436,7 @@ def put_in(values: Sequence[Any], chosen: Sequence[bool], new: Sequence[Any]) ->
 
 
 def one_after_other(*operands: Array, what: Sweep) -> list[Array]:
-    return what.run(*operands)
+    return what.in_groups().run(*operands)
 
 
 def side_by_side(*operands: Array, what: Sweep) -> list[Array]:
@@ -393,8 +453,8 @@ def batch(primitive: Primitive, operands: Any, dims: Any, *, what: Sweep) -> tup
 
 
 def sweeping(name: str) -> Primitive:
-    """A primitive that runs a sweep. On a CPU one copy after the other is faster, for then a tile
-    stays in the cache; elsewhere all copies run side by side."""
+    """A primitive that runs a sweep. On a CPU one group of copies after the other is faster, for
+    then a tile stays in the cache; elsewhere all copies run side by side."""
     primitive = Primitive(name)
     primitive.multiple_results = True
     primitive.def_impl(jax.jit(primitive.bind, static_argnames="what"))

@@ -56,6 +56,7 @@ from combinax.combinators import (
     softmax,
     streamed,
     temperature,
+    tiles,
     union,
     valid,
     window,
@@ -476,6 +477,39 @@ def test_copies_run_side_by_side_where_there_is_no_cache_to_keep():
         agree(fast(what.side_by_side)(*operands), fast(what.run)(*operands), 1e-4)
     for platform in ("cuda", "tpu"):
         jax.jit(gradient).trace(x).lower(lowering_platforms=(platform,))
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3, 8])
+@pytest.mark.parametrize("seen", [causal, same("segments")])
+@pytest.mark.parametrize("shared", [True, False])
+def test_copies_share_a_tile_where_cores_share_the_work(monkeypatch, copies, seen, shared):
+    """So many copies in a tile as there is room for, and divide an axis; forward and backward."""
+    monkeypatch.setattr(tiles, "SHARED", 1)
+    monkeypatch.setattr(tiles, "ROOM", 3 * 2 * copies)
+    segments = np.repeat([0, 1, 2], 3)[:7] + np.zeros((2, 4, 1), int)
+    fixed = segments[0, 0] if shared else segments
+    given = {} if seen is causal else {"segments": jnp.asarray(fixed)}
+    term = streamed(ask(mask(seen), function=dot), (3, 2))
+    query, key, value = normal(0, 2, 4, 7, D), normal(1, 4, 7, D), normal(2, 2, 7, D)
+
+    def run(query, key, value):
+        one = lambda q, k, v, given: term({}, q, key=k, value=v, **given)  # noqa: E731
+        both = None if shared else 0
+        heads = jax.vmap(one, (0, 0, None, both))
+        return jnp.sin(jax.vmap(heads, (0, None, 0, both))(query, key, value, given)).sum()
+
+    graph = jax.make_jaxpr(jax.grad(run, (0, 1, 2)))(query, key, value)
+    for eqn in [e for e in graph.eqns if "what" in e.params]:
+        what = eqn.params["what"]
+        grouped = what.in_groups()
+        joined = {1: (2, 4), 2: (2, 2), 3: (2, 2), 8: (1, 1)}[copies]
+        mapped = what.grid.plan is None and any(what.inputs[0].maps)
+        assert grouped.sizes == ((2, 4) if mapped else joined)
+        operands = [normal(i, *v.aval.shape) for i, v in enumerate(eqn.invars)]
+        if what.grid.plan is None:
+            operands[0] = np.random.default_rng(0).integers(0, 3, eqn.invars[0].aval.shape)
+        if not mapped:
+            agree(fast(grouped.run)(*operands), fast(what.run)(*operands), 1e-4)
 
 
 @pytest.mark.parametrize(
