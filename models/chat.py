@@ -23,7 +23,7 @@ from tokenizers.decoders import DecodeStream
 from ..combinators import CompositionError, Term, stepwise, unstack
 from ..combinators.declare import declare
 from .configuration import require
-from .generate import follow
+from .generate import NO_TOKEN, follow
 from .pretrained import Pretrained, chat_template, load
 
 __all__ = ["Chat", "Conversation", "begin", "load_chat", "prompt", "reply"]
@@ -110,7 +110,7 @@ def reply(
         token ~ softmax(choose(logits)),  until <|im_end|>
 
     Token number i of the conversation is drawn with fold_in(rng, i). Raises CompositionError where
-    the conversation exceeds its capacity.
+    the conversation exceeds its capacity, and where logits are NaN.
     """
     state, capacity = conversation
     said = int(state["position"])
@@ -130,6 +130,8 @@ def reply(
         chat.term, choose, chat.params, state, logits, rng, range(at, capacity), (stop,), {}
     )
     for token, state in answer:
+        if token == NO_TOKEN:
+            raise CompositionError("the model answers with logits that are NaN: no token is drawn")
         yield text.step(chat.tokenizer, token) or "", Conversation(state, capacity)
         if token == stop:
             return

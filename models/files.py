@@ -57,12 +57,18 @@ FORMATS = {"model.safetensors": safetensors, "pytorch_model.bin": pickled}
 
 
 def chat_template(folder: Path) -> str:
-    """How a conversation is written, as the folder says it: a template, "" where there is none."""
+    """How a conversation is written, as the folder says it: a template, "" where there is none.
+
+    Of several, by name, it is the one called default.
+    """
     own, fields = folder / "chat_template.jinja", folder / "tokenizer_config.json"
     if own.is_file():
         return own.read_text("utf-8")
     found = json.loads(fields.read_text("utf-8")) if fields.is_file() else {}
-    return found.get("chat_template") or ""
+    template = found.get("chat_template") or ""
+    if isinstance(template, str):
+        return template
+    return next((one["template"] for one in template if one["name"] == "default"), "")
 
 
 # Weights that lie in packages

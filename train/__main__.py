@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,6 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 console = Console()
+aside = Console(stderr=True)
 
 Seed = Annotated[
     int, typer.Option(min=0, max=2**31 - 1, help="Decides parameters, data and their order.")
@@ -117,9 +118,9 @@ def transfer(
     steps: Steps = 60,
 ) -> None:
     """Ten sentences of each intent, by an encoder that others trained: minutes."""
-    from . import transfer as ways  # needs the extra `pretrained`
+    with refused(), brought_by("pretrained"):
+        from . import transfer as ways
 
-    with refused():
         source = ways.intents(data, seed)
         learned, held_out = (len(texts) for texts, _ in (source.learned, source.held_out))
         console.print(f"{len(source.names)} intents: {learned} sentences, {held_out} held out")
@@ -184,14 +185,16 @@ def chat(
     seed: Seed = 0,
 ) -> None:
     """Talk with SmolLM2, or a model of yours, until Ctrl-D."""
-    from ..models import chat as talk  # needs the extra `pretrained`
     from ..models import greedy, keep_top_p
-    from ..models.pretrained import smollm2
 
-    with refused():
+    with refused(), brought_by("pretrained"):
+        from ..models import chat as talk
+        from ..models.pretrained import smollm2
+
         choose = keep_top_p(top_p) @ scaled(temperature) if temperature else greedy
-        model = talk.load_chat(folder or smollm2(), system)
-        conversation = talk.begin(model, capacity)
+        with aside.status("reading the weights"):
+            model = talk.load_chat(folder or smollm2(), system)
+            conversation = talk.begin(model, capacity)
         for asked in typed() if message is None else [message]:
             answer = talk.reply(model, conversation, asked, choose, jax.random.key(seed))
             conversation = say(answer)
@@ -212,7 +215,9 @@ def say(answer: Iterator[tuple[str, Any]]) -> Any:
     """Print an answer as it comes and then its speed; give what comes with its last piece."""
     said, times = None, []
     try:
-        for piece, so_far in answer:
+        with aside.status("reading the message; the first one waits for the model to be compiled"):
+            begun = next(answer)
+        for piece, so_far in chain([begun], answer):
             typer.echo(piece, nl=False)
             said = so_far
             times.append(time.perf_counter())
@@ -255,6 +260,16 @@ def refused() -> Iterator[None]:
     except (OSError, ValueError) as error:
         typer.echo(f"combinax: {error}", err=True)
         raise typer.Exit(2) from None
+
+
+@contextmanager
+def brought_by(extra: str) -> Iterator[None]:
+    """What is missing where an extra was not installed is said with the command that installs it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = f"{error}; pip install 'combinax[{extra}]' brings it"
+        raise FileNotFoundError(missing) from None
 
 
 def made(folder: Path) -> Path:
