@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,9 +18,11 @@ import numpy as np
 from measure import interleaved
 
 from combinax.combinators import each
+from combinax.models import generate, greedy
 from combinax.models.pretrained import load, minilm, smollm2
 
 LENGTH, SENTENCES, WORDS = 512, 64, 32
+PROMPT, COUNT = 16, 64
 
 LOADING = """
 import resource, time
@@ -73,6 +76,14 @@ def decoder() -> None:
 
     np.testing.assert_allclose(forward(params, tokens), peer()[0], atol=5e-3)
     against(f"SmolLM2, forward of {LENGTH} tokens", lambda: forward(params, tokens), peer)
+    settings = dict(do_sample=False, max_new_tokens=COUNT, min_new_tokens=COUNT)
+    prompt = theirs[:, :PROMPT]
+
+    def write() -> Any:
+        return model.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)
+
+    ours = partial(generate, term, params, tokens[:PROMPT], COUNT, choose=greedy)
+    against(f"SmolLM2, {COUNT} tokens after {PROMPT}", ours, write)
 
 
 def encoder() -> None:
