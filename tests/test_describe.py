@@ -44,3 +44,28 @@ def test_a_shared_term_stands_where_it_runs():
         (3, "silu", 0),
         (3, "linear(4)", 32),
     ]
+
+
+# How a lookup runs
+
+
+@pytest.mark.parametrize(
+    ("platform", "rows", "count", "seen", "how"),
+    [
+        ("cpu", 64, 8, causal, "materialized: the table is small"),
+        ("cpu", 128, 8, causal, "streamed in 128 × 128"),
+        ("cpu", 1024, 1, causal, "streamed in 128 × 128"),
+        ("cpu", 1024, 8, causal, "streamed in 512 × 256"),
+        ("cpu", 16384, 8, causal & window(256), "streamed in 128 × 128"),
+        ("cpu", 512, 8, same("segments"), "materialized: the table is small"),
+        ("cpu", 1024, 8, same("segments"), "streamed in 512 × 256: which of 8 blocks, its context"),
+        ("gpu", 2048, 8, causal, "materialized: the table is small"),
+        ("gpu", 8192, 8, causal, "streamed in 512 × 256"),
+    ],
+)
+def test_a_lookup_streams_where_its_tiles_cost_less(monkeypatch, platform, rows, count, seen, how):
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    head = compose(aggregate(), normalize(softmax), mask(seen), score(scaled_dot), project(16))
+    x = jax.ShapeDtypeStruct((rows, 32), jnp.float32)
+    given = {"segments": jax.ShapeDtypeStruct((rows,), jnp.int32)} if head.reads else {}
+    assert how in str(describe(heads(count, head), x, **given))
