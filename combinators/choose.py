@@ -20,7 +20,7 @@ from .records import Entries
 from .run import Context, Run
 from .stream import Streamed, streamed_form
 from .term import Term, as_term, form
-from .tiles import ALL, ROOM, SHARED, SOME
+from .tiles import ALL, SHARED, SOME, joined
 from .wrap import Wrapper
 
 __all__ = ["Choose", "Decision", "decide", "materialized", "side_by_side", "streamed"]
@@ -30,16 +30,19 @@ Block = tuple[int, int]
 BLOCKS: tuple[Block, ...] = ((512, 256), (128, 128))
 """Queries and keys of a tile: large ones run fastest, small ones skip more of what is hidden."""
 
-TABLE, ALONE, FULL, MASKED = 2.5, 20_000, 44_000, 132_000
-"""What an element of a table costs; what a tile costs beside its elements, run by one core, or by
-several when it is seen whole or in part: in elements of a tile seen whole, measured on a CPU."""
+# What the ways cost, in elements of a tile that is seen whole: measured on a CPU (`tests/bench`).
 
+TABLE = 2.5
+"""An element of a table."""
+ALONE = 20_000
+"""A small tile, which one core runs, beside its elements."""
+FULL, MASKED = 44_000, 132_000
+"""A large tile, which all cores run, seen whole or in part, beside its elements."""
 PARTLY = 1.4
-"""What an element of a tile seen in part costs."""
+"""An element of a large tile that is seen in part."""
 
-LARGE, ELSEWHERE = 2**22, 2**26
-"""Elements of all tables from which a stream is chosen where the tiles are known only as it runs,
-and on platforms that are not a CPU, where a table is fast as long as it fits."""
+FITS = 2**26
+"""Up to so many elements of all tables a platform that is not a CPU takes a table: not measured."""
 
 MOST = 2**20
 """Of smaller blocks than the first at most so many are considered."""
@@ -61,6 +64,9 @@ class Tiling(NamedTuple):
     plan: Any
 
     def count(self, sort: int) -> int:
+        """How many tiles take part so: as long as that is not known, all in part."""
+        if not isinstance(self.plan, np.ndarray):
+            return math.prod(self.plan.shape) if sort == SOME else 0
         return int(np.count_nonzero(self.plan == sort))
 
     def cost(self, stream: Streamed, copies: int) -> float:
@@ -71,8 +77,8 @@ class Tiling(NamedTuple):
         area = math.prod(self.block)
         if area < SHARED:
             return (full + masked) * (ALONE + area)
-        joined = min(copies, max(ROOM // area, 1))
-        return full * (FULL / joined + area) + masked * (MASKED / joined + PARTLY * area)
+        shared = min(copies, joined(self.block))
+        return full * (FULL / shared + area) + masked * (MASKED / shared + PARTLY * area)
 
     def __str__(self) -> str:
         shape, number = f"{self.block[0]} × {self.block[1]}", math.prod(self.plan.shape)
@@ -111,23 +117,20 @@ def decide(form: Any, lookup: Lookup, x: Any, context: Context) -> Decision:
     if execution.pin == "materialized":
         return Decision("as pinned", pinned=True)
     table = len(x.query) * len(x.key)
-    if not table:
+    if not execution.copies * table:
         return Decision("there is nothing to stream")
     tiles = partial(best, stream, x, context, execution)
     if execution.pin == "streamed":
         return Decision("as pinned", stream, tiles(), pinned=True)
     on_cpu = jax.default_backend() == "cpu"
-    if TABLE * table < ALONE if on_cpu else execution.copies * table < ELSEWHERE:
+    small = TABLE * table < ALONE if on_cpu else execution.copies * table < FITS
+    if small:
         return Decision("the table is small", stream)
     if learns_keys(form, lookup):
         return Decision("its keys are learned", stream)
     tiling = tiles()
-    if not isinstance(tiling.plan, np.ndarray):
-        small = execution.copies * table < LARGE
-    else:
-        small = on_cpu and TABLE * table < tiling.cost(stream, execution.copies)
-    if small:
-        return Decision("the table is small", stream)
+    if on_cpu and TABLE * table < tiling.cost(stream, execution.copies):
+        return Decision("the table costs less", stream)
     return Decision("the table is large", stream, tiling)
 
 
@@ -138,10 +141,7 @@ def best(stream: Streamed, x: Entries, context: Context, execution: Execution) -
         block = min(rows, len(x.query)), min(columns, len(x.key))
         if found and len(x.query) * len(x.key) > MOST * block[0] * block[1]:
             break
-        tiling = Tiling(block, planned(stream, x, context, block))
-        if not isinstance(tiling.plan, np.ndarray):
-            return tiling
-        found.append(tiling)
+        found.append(Tiling(block, planned(stream, x, context, block)))
     return min(found, key=lambda tiling: tiling.cost(stream, execution.copies))
 
 

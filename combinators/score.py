@@ -32,6 +32,11 @@ def one_width(query: int, key: int) -> None:
         )
 
 
+def sums_of(query: Array, key: Array) -> Any:
+    """The type that products of query and key are summed in: at least float32."""
+    return jnp.promote_types(jnp.promote_types(query.dtype, key.dtype), jnp.float32)
+
+
 def dot(query: Array, key: Array) -> Array:
     """query · key for every pair: (t, d), (s, d) -> (t, s), summed in at least float32.
 
@@ -39,7 +44,7 @@ def dot(query: Array, key: Array) -> Array:
     Array([[2., 2., 2.]], dtype=float32)
     """
     one_width(query.shape[-1], key.shape[-1])
-    sums = jnp.promote_types(jnp.promote_types(query.dtype, key.dtype), jnp.float32)
+    sums = sums_of(query, key)
     return jax.lax.dot_general(query, key, (((1,), (1,)), ((), ())), preferred_element_type=sums)
 
 
@@ -49,10 +54,10 @@ def scaled_dot(query: Array, key: Array, scale: float | None = None) -> Array:
     >>> scaled_dot(jnp.ones((1, 4)), jnp.ones((1, 4)))
     Array([[2.]], dtype=float32)
     """
-    factor = query.shape[-1] ** -0.5 if scale is None else scale
-    if query.dtype != jnp.promote_types(query.dtype, jnp.float32):  # the query would lose digits
-        return dot(query, key) * factor
-    return dot(query * factor, key)
+    root = query.shape[-1] ** -0.5
+    if scale is None and query.dtype == sums_of(query, key):  # no digit of the query is lost
+        return dot(query * root, key)
+    return dot(query, key) * (root if scale is None else scale)
 
 
 def cosine(query: Array, key: Array, eps: float = 1e-12) -> Array:

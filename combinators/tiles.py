@@ -25,8 +25,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 __all__ = [
-    "ALL", "NONE", "ROOM", "SHARED", "SOME", "Fold", "Grid", "Layout", "Place", "Side", "Sum",
-    "fold",
+    "ALL", "NONE", "SHARED", "SOME", "Fold", "Grid", "Layout", "Place", "Side", "Sum", "fold",
+    "joined",
 ]  # fmt: skip
 
 NONE, SOME, ALL = 0, 1, 2
@@ -35,6 +35,12 @@ NONE, SOME, ALL = 0, 1, 2
 SHARED, ROOM = 2**16, 2**20
 """From so many elements on, a CPU's cores share the work on a tile, and have to be woken for it:
 copies are then joined to tiles of up to so many elements, for fewer and longer pieces of work."""
+
+
+def joined(block: tuple[int, int]) -> int:
+    """How many copies of a block a tile has room for."""
+    area = math.prod(block)
+    return max(ROOM // area, 1) if area >= SHARED else 1
 
 
 class Side(enum.Enum):
@@ -79,7 +85,10 @@ class Layout:
 
     def shape(self, shape: tuple[int, ...], place: Place) -> tuple[int, ...]:
         """The shape of a tile's part of an array."""
-        _, size = self.window(shape, self.maps, place)
+        return self.squeezed(self.window(shape, self.maps, place)[1])
+
+    def squeezed(self, size: tuple[int, ...]) -> tuple[int, ...]:
+        """A shape without the mapped axes of which a tile takes one index."""
         mapped = sum(map(bool, self.maps))
         return (*(n for n in size[:mapped] if n > 1), *size[mapped:])
 
@@ -87,7 +96,7 @@ class Layout:
         """The part of an array that belongs to a tile."""
         start, size = self.window(array.shape, copy, place)
         part = array if size == array.shape else jax.lax.dynamic_slice(array, start, size)
-        return part.reshape(self.shape(array.shape, place))
+        return part.reshape(self.squeezed(size))
 
     def put(self, array: Array, part: Array, copy: Sequence[Any], place: Place) -> Array:
         """The array with a tile's part in its place."""
@@ -164,7 +173,7 @@ class Sweep:
     key: Any = None
     """What the sweep is made of: two of equal keys are equal, and compiled once."""
     order: int = 0
-    """Of the derivative: the higher, the more a tile holds."""
+    """Of the derivative: from the second on a tile holds so much that copies are not joined."""
 
     def __eq__(self, other: object) -> bool:
         if self.key is None or not isinstance(other, type(self)):
@@ -179,13 +188,15 @@ class Sweep:
         raise NotImplementedError
 
     def walk(self, operands: Sequence[Array], results: list[Array], body: Body) -> list[Array]:
-        """One index of the mapped axes after the other: what is in hand stays in the cache."""
+        """One group of copies after the other: what is in hand stays in the cache."""
 
         def copy(number: Any, results: list[Array]) -> list[Array]:
             index = jnp.unravel_index(number, self.sizes) if self.sizes else ()
             return self.table(index, operands, results, body)
 
         total = math.prod(self.sizes)
+        if not total:
+            return results
         return copy(0, results) if total == 1 else jax.lax.fori_loop(0, total, copy, results)
 
     def table(self, copy: Any, operands: Any, results: list[Array], body: Body) -> list[Array]:
@@ -245,34 +256,31 @@ class Sweep:
         )
 
     def in_groups(self) -> Self:
-        """The same with as many copies in a tile as there is room for, if they share a plan."""
-        area = math.prod(map(min, self.grid.block, self.grid.shape))
-        what, room = self, ROOM // area if area >= SHARED and self.order < 2 else 1
-        for axis, size in reversed(list(enumerate(self.sizes))):
+        """The same with about as many copies in a tile as it has room for, if they share a plan."""
+        what, room = self, joined(self.grid.block) if self.order < 2 else 1
+        for axis, size in reversed(list(enumerate(self.sizes))):  # the last one lies closest
             if self.grid.plan is None and self.inputs[0].maps[axis]:
-                break
-            number = max(n for n in range(1, max(room, 1) + 1) if size % n == 0)
-            what, room = what.grouped(axis, number), room // number
-            if number < size:
-                break
+                continue
+            divisors = (n for n in range(1, 2 * room) if size % n == 0)
+            number = min(divisors, key=lambda n: abs(n - room))
+            what, room = what.grouped(axis, number), max(room // number, 1)
         return what
 
     def grouped(self, axis: int, number: int) -> Self:
         """The same with so many indices of a mapped axis in a tile."""
+        if number == 1:
+            return self
 
         def function(place, *tiles):
-            results = jax.vmap(partial(self.function, place), self.along(axis))(*tiles)
+            results = jax.vmap(partial(self.function, place), self.in_axes(axis))(*tiles)
             pairs = zip(results, self.outputs, strict=True)
             return [x if layout.maps[axis] else x.sum(0) for x, layout in pairs]
 
         def more(layout: Layout) -> Layout:
-            times = [number if i == axis else 1 for i in range(len(layout.maps))]
-            return Layout(layout.side, tuple(map(int.__mul__, layout.maps, times)))
+            maps = (n * number if i == axis else n for i, n in enumerate(layout.maps))
+            return Layout(layout.side, tuple(maps))
 
-        if number == 1:
-            return self
-        sizes = list(self.sizes)
-        sizes[axis] //= number
+        sizes = (n // number if i == axis else n for i, n in enumerate(self.sizes))
         return dataclasses.replace(
             self,
             function=function,
@@ -282,8 +290,8 @@ class Sweep:
             key=None,
         )
 
-    def along(self, axis: int) -> tuple[int | None, ...]:
-        """Which arguments of the function of a tile are mapped."""
+    def in_axes(self, axis: int) -> tuple[int | None, ...]:
+        """Which arguments of the function of a tile have a mapped axis."""
         return tuple(0 if layout.maps[axis] else None for layout in self.inputs)
 
     def side_by_side(self, *operands: Array) -> list[Array]:
@@ -291,7 +299,7 @@ class Sweep:
         if not self.sizes:
             return self.run(*operands)
         less = lambda layout: Layout(layout.side, layout.maps[1:])  # noqa: E731
-        has = [layout.maps[0] for layout in self.outputs]
+        has = [bool(layout.maps[0]) for layout in self.outputs]
         one = dataclasses.replace(
             self,
             inputs=tuple(map(less, self.inputs)),
@@ -303,7 +311,7 @@ class Sweep:
             sizes=self.sizes[1:],
             key=None,
         )
-        axes = [0 if layout.maps[0] else None for layout in self.inputs]
+        axes = Sweep.in_axes(self, 0)
         results = jax.vmap(one.side_by_side, axes, axis_size=self.sizes[0])(*operands)
         return [x if h else x.sum(0) for x, h in zip(results, has, strict=True)]
 
@@ -409,8 +417,8 @@ class Fold(Sweep):
         absorb = lambda place, old, tiles: self.function(place, old, *tiles)  # noqa: E731
         return self.walk(operands, results, absorb)
 
-    def along(self, axis: int) -> tuple[int | None, ...]:
-        return (0, *super().along(axis))
+    def in_axes(self, axis: int) -> tuple[int | None, ...]:
+        return (0, *super().in_axes(axis))
 
     @property
     def sum(self) -> Sum:

@@ -63,10 +63,12 @@ def load_chat(path: str | Path, system: str | None = None) -> Chat:
     """A model from a folder of Hugging Face's layout or from a GGUF file, to talk with.
 
     `system` is the instruction, the template's own if not given, none if empty. Raises what `load`
-    raises, and CompositionError, by its name, for a template other than ChatML, or for a tokenizer
-    that does not know where a message ends.
+    raises, and CompositionError, by its name, for a template other than ChatML, or none, or for a
+    tokenizer that does not know where a message ends.
     """
     template = chat_template(path)
+    if not template:
+        raise CompositionError(f"{str(path)!r} has no chat template: nothing says how to talk")
     kind = next((kind for kind, mark in MARKS.items() if mark in template), None)
     require({"chat_template": kind}, chat_template=("ChatML",))
     default = re.search(rf"{re.escape(START)}system\n([^'{{}}]*){re.escape(END)}", template)

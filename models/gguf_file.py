@@ -49,16 +49,24 @@ NAMES = {
 def read(path: Path) -> tuple[dict[str, Any], Source, Tokenizer]:
     """The configuration, the weights and the tokenizer of a file, which is mapped into memory.
 
-    Raises CompositionError, by the field's name, for what is not supported.
+    Raises CompositionError, by the field's name, for what is not supported, and ValueError for a
+    file that is not GGUF.
     """
-    file = GGUFReader(path)  # a hundred thousand small objects, so it is not kept
+    file = opened(path)  # a hundred thousand small objects, so it is not kept
     config = configuration(file)
     return config, weights(file, config), tokenizer(file)
 
 
 def chat_template(path: Path) -> str:
     """How a conversation is written, as the file says it: a template, "" where there is none."""
-    return value(GGUFReader(path), "tokenizer.chat_template") or ""
+    return value(opened(path), "tokenizer.chat_template") or ""
+
+
+def opened(path: Path) -> GGUFReader:
+    try:
+        return GGUFReader(path)
+    except ValueError as error:
+        raise ValueError(f"{str(path)!r} is no GGUF file, or a part of one: {error}") from error
 
 
 def value(file: GGUFReader, name: str) -> Any:

@@ -7,6 +7,7 @@ A slip is a name, what somebody writes, the kind of error, and words of its text
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -68,16 +69,21 @@ def called(params: Any, term: Term = linear(3), x: Any = X) -> Any:
     return term(params, x)
 
 
+HERE = Path(__file__).parent
+
+
 def weights(source: Any) -> Any:
     """Parameters of a model with one table, from a file."""
     layout = Layout(rules("", "", "w matrix table"), prefix="")
     return from_theirs(layout, source, {"table": X})
 
 
-def talked(vocabulary: tuple[str, ...] = ("?", chat.END), capacity: int = 3) -> list[Any]:
+def talked(
+    vocabulary: tuple[str, ...] = ("?", chat.END), capacity: int = 3, logit: float = 1.0
+) -> list[Any]:
     """An answer of a model that says one word for ever, to a message that is one word."""
     tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(vocabulary)}, "?"))
-    term = pointwise(lambda tokens: jax.nn.one_hot(0 * tokens, 2))
+    term = pointwise(lambda tokens: logit * jax.nn.one_hot(0 * tokens, 2))
     model = chat.instructed(chat.Pretrained(term, {}, tokenizer), "")
     return list(chat.reply(model, chat.begin(model, capacity), "hm", models.greedy, KEY))
 
@@ -792,6 +798,14 @@ RUN: dict[str, Slip] = {
         lambda: talked(capacity=1),
         "the message has 1 tokens, and the conversation 0 of 1: shorten it, or begin with a larger "
         "capacity",
+    ),
+    "a model that does not know": Slip(
+        lambda: talked(logit=float("nan")),
+        "the model answers with logits that are NaN: no token is drawn",
+    ),
+    "a model that was not told how to talk": Slip(
+        lambda: chat.load_chat(HERE),
+        f"{str(HERE)!r} has no chat template: nothing says how to talk",
     ),
     "a model that cannot stop": Slip(
         lambda: talked(vocabulary=("?",)), "the model has no tokenizer with the token <|im_end|>"

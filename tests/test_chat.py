@@ -100,6 +100,14 @@ def test_other_templates_are_refused_by_name(template, kind, tmp_path):
     assert done.exit_code == 2 and kind in done.output
 
 
+def test_what_is_no_model_to_talk_with(tmp_path):
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(b"GGUF\n")
+    for folder, reason in ((tmp_path, "has no chat template"), (cut, "cut.gguf' is no GGUF file")):
+        done = invoke("--folder", folder)
+        assert done.exit_code == 2 and reason in done.output
+
+
 # Answers
 
 

@@ -479,37 +479,56 @@ def test_copies_run_side_by_side_where_there_is_no_cache_to_keep():
         jax.jit(gradient).trace(x).lower(lowering_platforms=(platform,))
 
 
-@pytest.mark.parametrize("copies", [1, 2, 3, 8])
-@pytest.mark.parametrize("seen", [causal, same("segments")])
-@pytest.mark.parametrize("shared", [True, False])
-def test_copies_share_a_tile_where_cores_share_the_work(monkeypatch, copies, seen, shared):
-    """So many copies in a tile as there is room for, and divide an axis; forward and backward."""
+@pytest.mark.parametrize(("room", "left"), [(1, (2, 4)), (2, (2, 2)), (3, (2, 2)), (8, (1, 1))])
+@pytest.mark.parametrize("axes", [None, (None, None), (0, None), (None, 0), (0, 0)])
+def test_copies_share_a_tile_where_cores_share_the_work(monkeypatch, room, left, axes):
+    """As many copies in a tile as there is room for and as divide an axis, forward and backward;
+    not where each has a plan of its own: `axes` are those of segments, of rows and of heads."""
     monkeypatch.setattr(tiles, "SHARED", 1)
-    monkeypatch.setattr(tiles, "ROOM", 3 * 2 * copies)
-    segments = np.repeat([0, 1, 2], 3)[:7] + np.zeros((2, 4, 1), int)
-    fixed = segments[0, 0] if shared else segments
-    given = {} if seen is causal else {"segments": jnp.asarray(fixed)}
-    term = streamed(ask(mask(seen), function=dot), (3, 2))
-    query, key, value = normal(0, 2, 4, 7, D), normal(1, 4, 7, D), normal(2, 2, 7, D)
+    monkeypatch.setattr(tiles, "ROOM", 3 * 2 * room)
+    jax.clear_caches()
+    outer, inner = axes or (None, None)
+    front = [n for n, axis in zip((2, 4), (outer, inner), strict=True) if axis == 0]
+    given = {"segments": np.broadcast_to([0, 0, 1, 1, 1, 2, 2], (*front, 7))} if axes else {}
+    term = ask(mask(same("segments") if axes else causal), function=dot)
 
-    def run(query, key, value):
-        one = lambda q, k, v, given: term({}, q, key=k, value=v, **given)  # noqa: E731
-        both = None if shared else 0
-        heads = jax.vmap(one, (0, 0, None, both))
-        return jnp.sin(jax.vmap(heads, (0, None, 0, both))(query, key, value, given)).sum()
+    def run(how, query, key, value):
+        one = lambda q, k, v, given: how(term)({}, q, key=k, value=v, **given)  # noqa: E731
+        heads = jax.vmap(one, (0, 0, None, inner))
+        return jnp.sin(jax.vmap(heads, (0, None, 0, outer))(query, key, value, given)).sum()
 
-    graph = jax.make_jaxpr(jax.grad(run, (0, 1, 2)))(query, key, value)
-    for eqn in [e for e in graph.eqns if "what" in e.params]:
-        what = eqn.params["what"]
-        grouped = what.in_groups()
-        joined = {1: (2, 4), 2: (2, 2), 3: (2, 2), 8: (1, 1)}[copies]
-        mapped = what.grid.plan is None and any(what.inputs[0].maps)
-        assert grouped.sizes == ((2, 4) if mapped else joined)
-        operands = [normal(i, *v.aval.shape) for i, v in enumerate(eqn.invars)]
-        if what.grid.plan is None:
-            operands[0] = np.random.default_rng(0).integers(0, 3, eqn.invars[0].aval.shape)
-        if not mapped:
-            agree(fast(grouped.run)(*operands), fast(what.run)(*operands), 1e-4)
+    gradient = lambda how: jax.grad(functools.partial(run, how), (0, 1, 2))  # noqa: E731
+    stream = functools.partial(streamed, block=(3, 2))
+    x = normal(0, 2, 4, 7, D), normal(1, 4, 7, D), normal(2, 2, 7, D)
+    agree(fast(gradient(stream))(*x), fast(gradient(materialized))(*x), 1e-4)
+    first = jax.make_jaxpr(gradient(stream))(*x)
+    found = [e.params["what"] for e in first.eqns if "what" in e.params]
+    assert [type(what) for what in found] == [tiles.Fold, tiles.Sum]
+    if not front:
+        assert [what.in_groups().sizes for what in found] == [left, left]
+    elif len(front) == 2:
+        assert [what.in_groups().sizes for what in found] == [(2, 4), (2, 4)]
+    second = jax.make_jaxpr(lambda x: jax.jvp(lambda x: gradient(stream)(*x), (x,), (x,)))(x)
+    sweeps = [e.params["what"] for e in second.eqns if "what" in e.params]
+    assert all(what.in_groups() is what for what in sweeps if what.order == 2)
+    assert {what.order for what in sweeps} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("how", [lambda head: head, lambda head: streamed(head, 16), streamed])
+def test_no_copies_at_all(how):
+    head, rows = how(ask(mask(causal))), jnp.zeros((0, 600, D))
+    one = lambda x: head({}, x, key=x, value=x)  # noqa: E731
+    together = each(head)({}, rows, key=rows, value=rows)
+    assert together.shape == jax.vmap(one)(rows).shape == rows.shape
+
+
+def test_copies_that_no_small_number_divides_are_joined_whole():
+    term = streamed(ask(mask(causal)), (512, 256))
+    for count, left in ((8, 1), (11, 1), (12, 2), (32, 4), (997, 997)):
+        x = jax.ShapeDtypeStruct((count, 1024, D), jnp.float32)
+        graph = jax.make_jaxpr(jax.vmap(lambda x: term({}, x, key=x, value=x)))(x)
+        (what,) = (eqn.params["what"] for eqn in graph.eqns if "what" in eqn.params)
+        assert what.in_groups().sizes == (left,)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 console = Console()
-aside = Console(stderr=True)
+stderr = Console(stderr=True)
 
 Seed = Annotated[
     int, typer.Option(min=0, max=2**31 - 1, help="Decides parameters, data and their order.")
@@ -118,7 +118,7 @@ def transfer(
     steps: Steps = 60,
 ) -> None:
     """Ten sentences of each intent, by an encoder that others trained: minutes."""
-    with refused(), brought_by("pretrained"):
+    with refused(extra="pretrained"):
         from . import transfer as ways
 
         source = ways.intents(data, seed)
@@ -187,12 +187,12 @@ def chat(
     """Talk with SmolLM2, or a model of yours, until Ctrl-D."""
     from ..models import greedy, keep_top_p
 
-    with refused(), brought_by("pretrained"):
+    with refused(extra="pretrained"):
         from ..models import chat as talk
         from ..models.pretrained import smollm2
 
         choose = keep_top_p(top_p) @ scaled(temperature) if temperature else greedy
-        with aside.status("reading the weights"):
+        with stderr.status("reading the weights"):
             model = talk.load_chat(folder or smollm2(), system)
             conversation = talk.begin(model, capacity)
         for asked in typed() if message is None else [message]:
@@ -215,7 +215,7 @@ def say(answer: Iterator[tuple[str, Any]]) -> Any:
     """Print an answer as it comes and then its speed; give what comes with its last piece."""
     said, times = None, []
     try:
-        with aside.status("reading the message; the first one waits for the model to be compiled"):
+        with stderr.status("reading the message; the first one waits for the model to be compiled"):
             begun = next(answer)
         for piece, so_far in chain([begun], answer):
             typer.echo(piece, nl=False)
@@ -253,23 +253,19 @@ def show(file: Path) -> None:
 
 
 @contextmanager
-def refused() -> Iterator[None]:
-    """Input that cannot be used ends the command with the reason, before anything is trained."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        typer.echo(f"combinax: {error}", err=True)
-        raise typer.Exit(2) from None
-
-
-@contextmanager
-def brought_by(extra: str) -> Iterator[None]:
-    """What is missing where an extra was not installed is said with the command that installs it."""
+def refused(extra: str = "") -> Iterator[None]:
+    """Input that cannot be used ends the command with the reason, before anything is trained; a
+    package that is missing, with the extra that brings it."""
     try:
         yield
     except ModuleNotFoundError as error:
-        missing = f"{error}; pip install 'combinax[{extra}]' brings it"
-        raise FileNotFoundError(missing) from None
+        if not extra:
+            raise
+        typer.echo(f"combinax: {error}: pip install 'combinax[{extra}]'", err=True)
+        raise typer.Exit(2) from None
+    except (OSError, ValueError) as error:
+        typer.echo(f"combinax: {error}", err=True)
+        raise typer.Exit(2) from None
 
 
 def made(folder: Path) -> Path:
