@@ -85,10 +85,8 @@ class Tiling(NamedTuple):
         if not isinstance(self.plan, np.ndarray):
             return f"in {shape}: which of {number:,} blocks, its context tells"
         full, masked = self.count(ALL), self.count(SOME)
-        return (
-            f"in {shape}: {full + masked:,} blocks visited ({full:,} full, {masked:,} partial) "
-            f"of {number:,}"
-        )
+        visited = f"{full + masked:,} of {number:,} blocks visited"
+        return f"in {shape}: {visited} ({full:,} full, {masked:,} partial)"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
