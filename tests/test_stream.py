@@ -508,10 +508,17 @@ def test_copies_share_a_tile_where_cores_share_the_work(monkeypatch, room, left,
         assert [what.in_groups().sizes for what in found] == [left, left]
     elif len(front) == 2:
         assert [what.in_groups().sizes for what in found] == [(2, 4), (2, 4)]
-    second = jax.make_jaxpr(lambda x: jax.jvp(lambda x: gradient(stream)(*x), (x,), (x,)))(x)
-    sweeps = [e.params["what"] for e in second.eqns if "what" in e.params]
-    assert all(what.in_groups() is what for what in sweeps if what.order == 2)
+
+
+def test_copies_are_not_joined_where_tiles_of_derivatives_hold_much():
+    term = streamed(ask(mask(causal)), (512, 256))
+    attend = jax.vmap(lambda x: term({}, x, key=x, value=x))
+    gradient = jax.grad(lambda x: (attend(x) ** 2).sum())
+    x = jax.ShapeDtypeStruct((4, 1024, D), jnp.float32)
+    graph = jax.make_jaxpr(lambda x: jax.jvp(gradient, (x,), (x,)))(x)
+    sweeps = [eqn.params["what"] for eqn in graph.eqns if "what" in eqn.params]
     assert {what.order for what in sweeps} == {0, 1, 2}
+    assert all((what.in_groups() is what) == (what.order == 2) for what in sweeps)
 
 
 @pytest.mark.parametrize("how", [lambda head: head, lambda head: streamed(head, 16), streamed])
