@@ -14,13 +14,14 @@ from .apply import Apply
 from .errors import CompositionError
 from .fused import by_kernel
 from .gather import Captured, answer, planned
+from .grid import ALL, SOME
 from .lookup import Lookup, inner
 from .project import Project, at_least, slots
 from .records import Entries
 from .run import Context, Run
 from .stream import Streamed, streamed_form
 from .term import Term, as_term, form
-from .tiles import ALL, SHARED, SOME, joined
+from .tiles import SHARED, joined
 from .wrap import Wrapper
 
 __all__ = ["Choose", "Decision", "decide", "materialized", "side_by_side", "streamed"]

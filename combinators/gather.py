@@ -18,6 +18,7 @@ from jax.core import Tracer
 
 from .apply import Apply
 from .errors import CompositionError
+from .grid import Grid, Layout, Place, Side
 from .mask import mask
 from .normalize import LogSumExp, lowest
 from .parameter import is_parameter
@@ -27,7 +28,7 @@ from .run import Context, put, select
 from .spans import plan
 from .stream import Partial, Step, Streamed, merge, within
 from .term import Leaf
-from .tiles import Fold, Grid, Layout, Place, Side, fold
+from .tiles import Fold, fold
 from .wrap import Everywhere
 
 __all__ = ["Captured", "Reading", "answer", "finished", "masks", "planned"]

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from .grid import ALL, NONE
 from .records import Entries, kept
 from .run import Context
 from .score import features
-from .tiles import ALL, NONE
 
 __all__ = ["ask", "feature_map", "in_part", "summed", "sums"]
 

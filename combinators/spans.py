@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .grid import ALL, NONE, SOME
 from .mask import mask
 from .predicates import UNKNOWN
 from .records import Marks, Range, Rows
 from .run import Context
-from .tiles import ALL, NONE, SOME
 
 __all__ = ["Maybe", "Span", "plan"]
 

@@ -10,27 +10,21 @@ is computed again where it is needed, and nothing of it is kept (Chen et al. 201
 from __future__ import annotations
 
 import dataclasses
-import enum
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-__all__ = [
-    "ALL", "NONE", "SHARED", "SOME", "Fold", "Grid", "Layout", "Place", "Side", "Sum", "fold",
-    "joined",
-]  # fmt: skip
+from .grid import Band, Grid, Layout, Place, Side, bands
 
-NONE, SOME, ALL = 0, 1, 2
-"""How much of a tile takes part."""
+__all__ = ["SHARED", "Fold", "Sum", "fold", "joined"]
 
 SHARED, ROOM = 2**16, 2**20
 """From so many elements on, a CPU's cores share the work on a tile, and have to be woken for it:
@@ -41,116 +35,6 @@ def joined(block: tuple[int, int]) -> int:
     """How many copies of a block a tile has room for."""
     area = math.prod(block)
     return max(ROOM // area, 1) if area >= SHARED else 1
-
-
-class Side(enum.Enum):
-    """How an array belongs to a table: cut along its rows, along its columns, or whole."""
-
-    ROWS = 0
-    COLUMNS = 1
-    WHOLE = 2
-
-
-class Place(NamedTuple):
-    """A tile: where it begins in the table, how large it is, and whether all of it takes part."""
-
-    row: Any
-    column: Any
-    rows: int
-    columns: int
-    full: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """How an array lies: its side, and how much of every mapped axis, in front, a tile takes.
-
-    0 where the array lacks the axis, 1 for one index of it, more for some side by side.
-    """
-
-    side: Side
-    maps: tuple[int, ...] = ()
-
-    def window(self, shape: tuple[int, ...], copy: Sequence[Any], place: Place) -> tuple:
-        """Where a tile's part of an array begins, and its shape."""
-        start = [index * n for index, n in zip(copy, self.maps, strict=True) if n]
-        size = [n for n in self.maps if n]
-        rest = shape[len(start) :]
-        if self.side is not Side.WHOLE:
-            at = (
-                (place.row, place.rows) if self.side is Side.ROWS else (place.column, place.columns)
-            )
-            start, size, rest = [*start, at[0]], [*size, at[1]], rest[1:]
-        return [jnp.int32(x) for x in (*start, *[0] * len(rest))], (*size, *rest)
-
-    def shape(self, shape: tuple[int, ...], place: Place) -> tuple[int, ...]:
-        """The shape of a tile's part of an array."""
-        return self.squeezed(self.window(shape, self.maps, place)[1])
-
-    def squeezed(self, size: tuple[int, ...]) -> tuple[int, ...]:
-        """A shape without the mapped axes of which a tile takes one index."""
-        mapped = sum(map(bool, self.maps))
-        return (*(n for n in size[:mapped] if n > 1), *size[mapped:])
-
-    def cut(self, array: Array, copy: Sequence[Any], place: Place) -> Array:
-        """The part of an array that belongs to a tile."""
-        start, size = self.window(array.shape, copy, place)
-        part = array if size == array.shape else jax.lax.dynamic_slice(array, start, size)
-        return part.reshape(self.squeezed(size))
-
-    def put(self, array: Array, part: Array, copy: Sequence[Any], place: Place) -> Array:
-        """The array with a tile's part in its place."""
-        start, size = self.window(array.shape, copy, place)
-        if size == array.shape:
-            return part.reshape(size)
-        return jax.lax.dynamic_update_slice(array, part.reshape(size), start)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Grid:
-    """A table of rows and columns in blocks, and which of its tiles take part, if that is known.
-
-    `plan` has NONE, SOME or ALL for every tile. Where it is None the first operand is the plan.
-    """
-
-    shape: tuple[int, int]
-    block: tuple[int, int]
-    plan: np.ndarray | None
-
-    def runs(self, axis: int) -> Iterator[tuple[int, int, int]]:
-        """Blocks of one size along an axis: the number of the first, how many, and the size."""
-        count, rest = divmod(self.shape[axis], self.block[axis])
-        if count:
-            yield 0, count, self.block[axis]
-        if rest:
-            yield count, 1, rest
-
-
-class Band(NamedTuple):
-    """The tiles of some rows of tiles that have one width and take part in one way.
-
-    For every row `numbers` lists them, in front, and `live` says how many they are.
-    """
-
-    left: int
-    width: int
-    full: bool
-    numbers: Any
-    live: Any
-
-
-def bands(grid: Grid, plan: Any) -> Iterator[Band]:
-    """Some rows of a plan: first the tiles that take part whole, as most do."""
-    xp = np if isinstance(plan, np.ndarray) else jnp
-    for first, count, width in grid.runs(1):
-        for sort in (ALL, SOME):
-            chosen = plan[:, first : first + count] == sort
-            live = chosen.sum(1).astype(np.int32)
-            numbers = xp.argsort(~chosen, axis=1, stable=True).astype(np.int32)
-            if isinstance(plan, np.ndarray):
-                numbers = numbers[:, : live.max()]
-            if numbers.shape[1]:
-                yield Band(first * grid.block[1], width, sort == ALL, numbers, live)
 
 
 Body = Callable[[Place, tuple[Array, ...], tuple[Array, ...]], Sequence[Array]]

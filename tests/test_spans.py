@@ -34,8 +34,8 @@ from combinax.combinators import (
     valid,
     window,
 )
+from combinax.combinators.grid import ALL, NONE, SOME
 from combinax.combinators.spans import Maybe, Span, plan
-from combinax.combinators.tiles import ALL, NONE, SOME
 
 ODD = jnp.array([False, True, False, True])
 SIMPLE = [
