@@ -184,7 +184,8 @@ class Reading:
             return self.gathered(*scored(place, tiles[:-1]), tiles[-1])
 
         def absorb(place: Place, old: tuple[Array, ...], *tiles: Array) -> list[Array]:
-            return jax.tree.leaves(merge(how, Partial(*old), block_of(place, tiles, old[0])))
+            block = block_of(place, tiles, old[0])
+            return jax.tree.leaves(Partial(*old).relative(how, block.reference) + block)
 
         def block_of(place: Place, tiles: Sequence[Array], least: Any) -> Partial:
             found = scored(place, tiles)

@@ -44,6 +44,19 @@ class Partial:
     total: Array
     mixed: Array | None = None
 
+    def relative(self, how: Streaming, reference: Array) -> Partial:
+        """The same relative to another reference."""
+        x = how.rescale(self.reference, reference)
+        mixed = None if self.mixed is None else self.mixed * x[:, None]
+        return Partial(reference, self.total * x, mixed)
+
+    def __add__(self, other: Partial) -> Partial:
+        """Both together, where they are relative to one reference."""
+        mixed = None
+        if self.mixed is not None and other.mixed is not None:
+            mixed = self.mixed + other.mixed
+        return Partial(self.reference, self.total + other.total, mixed)
+
 
 def merge(how: Streaming, a: Partial, b: Partial) -> Partial:
     """What queries have gathered from the keys of both: associative, in whatever order.
@@ -54,11 +67,7 @@ def merge(how: Streaming, a: Partial, b: Partial) -> Partial:
     Array([[1., 1.]], dtype=float32)
     """
     reference = jnp.maximum(a.reference, b.reference)
-    x, y = how.rescale(a.reference, reference), how.rescale(b.reference, reference)
-    mixed = None
-    if a.mixed is not None and b.mixed is not None:
-        mixed = a.mixed * x[:, None] + b.mixed * y[:, None]
-    return Partial(reference, a.total * x + b.total * y, mixed)
+    return a.relative(how, reference) + b.relative(how, reference)
 
 
 # Which lookups are streams
