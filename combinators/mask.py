@@ -18,7 +18,8 @@ from jax.core import Tracer
 
 from .errors import CompositionError
 from .kinds import mistaken
-from .predicates import UNKNOWN, as_predicate
+from .maybe import of_each
+from .predicates import as_predicate
 from .records import Entries, Marks, Range, Rows, Scores
 from .run import Context
 from .term import Leaf, form, side_by_side, spread
@@ -127,16 +128,13 @@ class mask(Leaf):
         key: known without looking at the table where a query may see the key at its own place.
         """
         query, key = marks.query.position, marks.key.position
-        if not isinstance(query, Range) or not isinstance(key, Range) or any(self.facts):
+        if not isinstance(query, Range) or not isinstance(key, Range):
             return False, False
         start, stop = max(query.start, key.start), min(query.stop, key.stop)
         with jax.ensure_compile_time_eval():
             place = np.arange(start, stop, dtype=np.int32)
             queries, keys = (Rows(place, place - side.start) for side in (query, key))
-            try:
-                seen = self.predicate(queries, keys)
-            except UNKNOWN:  # it asks for more than pairs of marks
-                return False, False
+            seen = self.predicate.ask(queries, keys, of_each).every
             if isinstance(seen, Tracer) or not np.all(seen):
                 return False, False
         return key == Range(start, stop - start), query == Range(start, stop - start)

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar, cast, dataclass_transform
 
-import numpy as np
 from jax import Array
 
 from .errors import CompositionError
+from .maybe import ANYTHING, Maybe, truth
 from .project import at_least
 from .records import Rows
 from .values import read
@@ -22,15 +22,6 @@ __all__ = [
 
 
 Class = TypeVar("Class")
-
-UNKNOWN = (TypeError, AttributeError, IndexError, ValueError)
-"""What a predicate raises that asks marks for more than bounds or distances: it may be true of any
-pair. What is wrong with it itself shows when it is asked with arrays."""
-
-
-def truth(value: Any) -> Any:
-    """A truth value that `~` negates, which it does not do to Python's own."""
-    return np.bool_(value) if isinstance(value, bool) else value
 
 
 @dataclass_transform(frozen_default=True)
@@ -54,6 +45,20 @@ class Predicate:
 
     def __call__(self, query: Rows, key: Rows) -> Array:
         raise NotImplementedError(f"{type(self).__name__} does not define __call__")
+
+    def ask(self, query: Any, key: Any, known: Callable[[Any], Maybe]) -> Maybe:
+        """What marks tell that are not arrays but bounds, or distances.
+
+        `known` takes what the predicate says of them. One that asks for more may hold of any pair;
+        what is wrong with it itself shows when it is called with arrays.
+        """
+        sides = zip(self.rows, (query.facts, key.facts), strict=True)
+        if any(name not in facts for names, facts in sides for name in names):
+            return ANYTHING
+        try:
+            return known(self(query, key))
+        except (TypeError, AttributeError, IndexError, ValueError):
+            return ANYTHING
 
     def __and__(self, other: Any) -> Predicate:
         return Both(self, as_predicate(other))
@@ -99,11 +104,20 @@ class Pair(Predicate):
     def each_row(self):
         return self.first.each_row + self.second.each_row
 
+    def join(self, first: Any, second: Any) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} does not define join")
+
+    def __call__(self, query: Rows, key: Rows) -> Array:
+        return self.join(self.first(query, key), self.second(query, key))
+
+    def ask(self, query: Any, key: Any, known: Callable[[Any], Maybe]) -> Maybe:
+        return self.join(self.first.ask(query, key, known), self.second.ask(query, key, known))
+
 
 @value
 class Both(Pair):
-    def __call__(self, query: Rows, key: Rows) -> Array:
-        return self.first(query, key) & self.second(query, key)
+    def join(self, first: Any, second: Any) -> Any:
+        return first & second
 
     def __repr__(self) -> str:
         return f"({self.first!r} & {self.second!r})"
@@ -111,8 +125,8 @@ class Both(Pair):
 
 @value
 class Either(Pair):
-    def __call__(self, query: Rows, key: Rows) -> Array:
-        return self.first(query, key) | self.second(query, key)
+    def join(self, first: Any, second: Any) -> Any:
+        return first | second
 
     def __repr__(self) -> str:
         return f"({self.first!r} | {self.second!r})"
@@ -136,6 +150,9 @@ class Not(Predicate):
 
     def __call__(self, query: Rows, key: Rows) -> Array:
         return ~truth(self.inner(query, key))
+
+    def ask(self, query: Any, key: Any, known: Callable[[Any], Maybe]) -> Maybe:
+        return ~self.inner.ask(query, key, known)
 
     def __repr__(self) -> str:
         return f"~{self.inner!r}"

@@ -18,7 +18,7 @@ from .arithmetic import Pointwise
 from .compose import Compose
 from .lookup import Lookup
 from .mask import mask
-from .predicates import UNKNOWN, Both, Either, Not, Predicate
+from .maybe import of_each
 from .project import slots
 from .records import Rows, Scores
 from .term import Term
@@ -81,28 +81,6 @@ class Place:
 # Which keys may be seen
 
 
-def allowed(predicate: Predicate, query: Rows, key: Rows) -> tuple[Any, Any]:
-    """Where a predicate may be true, and where it certainly is. What it asks of the context, or
-    of positions beyond their distance, is unknown (Kleene 1938)."""
-    match predicate:
-        case Both(first, second):
-            (some, every), (other, always) = (allowed(p, query, key) for p in (first, second))
-            return some & other, every & always
-        case Either(first, second):
-            (some, every), (other, always) = (allowed(p, query, key) for p in (first, second))
-            return some | other, every | always
-        case Not(inner):
-            some, every = allowed(inner, query, key)
-            return ~every, ~some
-    if any(predicate.rows):
-        return np.True_, np.False_
-    try:
-        seen = predicate(query, key)
-    except UNKNOWN:  # it asks more than a distance
-        return np.True_, np.False_
-    return seen, seen
-
-
 def sees(lookup: Lookup, query: Rows, key: Rows) -> Any:
     """Where a query may see a key of the sequence, as far as positions tell."""
     return reduce(operator.and_, (seen(stage, query, key) for stage in stages(lookup)))
@@ -111,7 +89,7 @@ def sees(lookup: Lookup, query: Rows, key: Rows) -> Any:
 def seen(stage: Term, query: Rows, key: Rows) -> Any:
     """Where a query may see a key of the sequence after one stage."""
     if isinstance(stage, mask):
-        return allowed(stage.predicate, query, key)[0]
+        return stage.predicate.ask(query, key, of_each).some
     if isinstance(stage, (slots, sink)):
         return np.False_  # from here on, keys are no longer those of the sequence
     parts = [part for part in stage.parts if not part.constant]

@@ -18,11 +18,11 @@ import numpy as np
 
 from .grid import ALL, NONE, SOME
 from .mask import mask
-from .predicates import UNKNOWN
+from .maybe import Maybe, as_maybe
 from .records import Marks, Range, Rows
 from .run import Context
 
-__all__ = ["Maybe", "Span", "plan"]
+__all__ = ["Span", "plan"]
 
 
 def namespace(*values: Any) -> Any:
@@ -35,45 +35,6 @@ def smaller(a: Any, b: Any) -> Any:
 
 def larger(a: Any, b: Any) -> Any:
     return namespace(a, b).maximum(a, b)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Maybe:
-    """A truth about every pair of a tile: whether it may hold for some, and does for every one."""
-
-    some: Any
-    every: Any
-
-    def __and__(self, other: Any) -> Maybe:
-        other = as_maybe(other)
-        return Maybe(self.some & other.some, self.every & other.every)
-
-    def __or__(self, other: Any) -> Maybe:
-        other = as_maybe(other)
-        return Maybe(self.some | other.some, self.every | other.every)
-
-    def __invert__(self) -> Maybe:
-        return Maybe(~self.every, ~self.some)
-
-    def __eq__(self, other: Any) -> Any:
-        return (self & other) | (~self & ~as_maybe(other))
-
-    def __ne__(self, other: Any) -> Any:
-        return ~(self == other)
-
-    def __bool__(self) -> bool:
-        raise TypeError("whether it holds differs from pair to pair of a tile")
-
-    __rand__ = __and__
-    __ror__ = __or__
-
-
-def as_maybe(value: Any) -> Maybe:
-    if isinstance(value, Maybe):
-        return value
-    if isinstance(value, (bool, np.bool_)):
-        return Maybe(np.bool_(value), np.bool_(value))
-    raise TypeError(f"{value!r} is no truth about a tile")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -172,8 +133,6 @@ class Blocks:
     facts: dict[str, Any]
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self.facts:
-            raise TypeError(f"{name} is no integer or truth value")
         return self.facts[name]
 
     def take(self, table: Any, axis: int) -> Any:
@@ -252,10 +211,7 @@ def plan(masks: Iterable[mask], marks: Marks, context: Context, block: tuple[int
 
 def narrowed(stage: mask, parts: Any, query: Blocks, key: Blocks) -> Any:
     """What a mask leaves of the tiles of a plan."""
-    try:
-        seen = as_maybe(stage.predicate(query, key))
-    except UNKNOWN:  # no interval arithmetic: anything may be seen
-        seen = Maybe(np.bool_(True), np.bool_(False))
+    seen = stage.predicate.ask(query, key, as_maybe)
     where = namespace(parts, seen.some, seen.every).where
     left = where(seen.every, ALL, where(seen.some, SOME, NONE))
     return smaller(parts, left).astype(np.int8)

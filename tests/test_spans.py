@@ -35,7 +35,8 @@ from combinax.combinators import (
     window,
 )
 from combinax.combinators.grid import ALL, NONE, SOME
-from combinax.combinators.spans import Maybe, Span, plan
+from combinax.combinators.maybe import Maybe
+from combinax.combinators.spans import Span, plan
 
 ODD = jnp.array([False, True, False, True])
 SIMPLE = [
@@ -131,6 +132,14 @@ def test_a_function_of_another_kind_is_looked_at_everywhere(seen):
     assert (plan([mask(seen)], Marks(rows, rows), {}, (4, 4)) == SOME).all()
 
 
+def test_what_follows_no_spans_is_looked_at_where_the_rest_may_hold():
+    rows = Rows(Range(0, 8), Range(0, 8))
+    odd = predicate(lambda query, key: ODD[key.position % 4])
+    tiles = lambda seen: plan([mask(seen)], Marks(rows, rows), {}, (4, 4)).tolist()  # noqa: E731
+    assert tiles(causal & odd) == [[SOME, NONE], [SOME, SOME]]
+    assert tiles(causal | ~odd) == [[SOME, SOME], [ALL, SOME]]
+
+
 def test_floats_among_the_facts_are_looked_at_everywhere():
     """NaN compares with nothing, so bounds would say too much."""
     rows = Rows(Range(0, 4), Range(0, 4))
@@ -145,7 +154,7 @@ def test_a_truth_that_differs_from_pair_to_pair_is_no_condition():
         (lambda: bool(truth), "differs from pair to pair"),
         (lambda: span + 0.5, r"0\.5 is no integer"),
         (lambda: span // 0, "positive integer, not 0"),
-        (lambda: truth & 1, "1 is no truth about a tile"),
+        (lambda: truth & 1, "1 is no truth about pairs"),
     ):
         with pytest.raises(TypeError, match=text):
             wrong()
