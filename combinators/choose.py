@@ -24,7 +24,7 @@ from .term import Term, as_term, form
 from .tiles import SHARED, joined
 from .wrap import Wrapper
 
-__all__ = ["Choose", "Decision", "decide", "materialized", "side_by_side", "streamed"]
+__all__ = ["Choose", "Decision", "decide", "materialized", "inside_copies", "streamed"]
 
 Block = tuple[int, int]
 
@@ -177,10 +177,10 @@ class Choose(Apply):
         return by_kernel(decision.stream, x, ask)
 
     def mapped(self, form, x, context, size, axis, given, copies) -> Any:
-        return super().mapped(form, x, side_by_side(context, size), size, axis, given, copies)
+        return super().mapped(form, x, inside_copies(context, size), size, axis, given, copies)
 
 
-def side_by_side(context: Context, size: int) -> Context:
+def inside_copies(context: Context, size: int) -> Context:
     """The context inside so many copies."""
     execution = context.get("execution", Execution())
     return {

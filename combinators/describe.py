@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from .choose import decide, side_by_side
+from .choose import decide, inside_copies
 from .declare import Declare, compute, declare, walk
 from .kinds import show, spec
 from .lookup import Lookup
@@ -104,7 +104,7 @@ class Describe(Declare):
 
     def mapped(self, form, x, context, size, axis, given, copies) -> Any:
         self.around = (*self.around, (copies or "each", size))
-        return super().mapped(form, x, side_by_side(context, size), size, axis, given, copies)
+        return super().mapped(form, x, inside_copies(context, size), size, axis, given, copies)
 
     def repeated(self, form: Any, x: Any, context: Context) -> Any:
         self.around = (*self.around, ("layers", form.periods))

@@ -23,7 +23,7 @@ from .mask import mask
 from .normalize import LogSumExp, lowest
 from .parameter import is_parameter
 from .reassociate import feature_map, in_part, summed
-from .records import Block, Entries, Marks, Range, Rows, Scores, Weights, numbers
+from .records import Entries, Marks, Range, Rows, Scores, Slice, Weights, numbers
 from .run import Context, put, select
 from .spans import plan
 from .stream import Partial, Step, Streamed, merge, within
@@ -86,7 +86,7 @@ class Operands:
 
 def tile_of(rows: Rows, start: Any, length: int) -> Rows:
     """Some of the rows, where those known without an array begin at `start`."""
-    move = lambda x: Block(x.start + start, length) if isinstance(x, Range) else x  # noqa: E731
+    move = lambda x: Slice(x.start + start, length) if isinstance(x, Range) else x  # noqa: E731
     return dataclasses.replace(rows, position=move(rows.position), index=move(rows.index))
 
 
@@ -141,97 +141,108 @@ class Reading:
 
     def tiled(self, run: Apply, x: Entries, context: Context, block: tuple[int, int]) -> Partial:
         """What queries gather from entries, tile by tile."""
-        how, marks = self.stream.how, x.marks
-        rows, columns = len(x.query), len(x.key)
-        block = (min(block[0], rows), min(block[1], columns))
-        used = (*self.steps, *self.stream.after)
-        stages = masks(self.steps)
-        which = plan(stages, marks, context, block)
-        masked = Alive if all(all(stage.diagonal(marks)) for stage in stages) else Apply
-        context = {name: context[name] for name in names_read(used) if name in context}
-        summed_up = None
+        block = min(block[0], len(x.query)), min(block[1], len(x.key))
+        which, found = plan(masks(self.steps), x.marks, context, block), []
         if self.stream.features is not None:
             phi = feature_map(self.stream.features, context)
             total, mixed = summed(phi, x, which, block)
-            summed_up = Partial(jnp.zeros_like(total), total, mixed)
+            found = [Partial(jnp.zeros_like(total), total, mixed)]
             which = in_part(which)
-        labels = {part.label for part in within((step.stage for step in used), Everywhere)}
-        root, of_root = ({label: tree[label] for label in labels} for tree in run.root)
-        declared, path, aliases = restricted(run.declared, used), run.path, run.aliases
-
         operands = Operands()
-        if not isinstance(which, np.ndarray):
+        tiles = Tiles(self, run, x, context, which, operands)
+        found = [Partial(*fold(tiles.fold(block, operands), operands.arrays)), *found]
+        return reduce(partial(merge, self.stream.how), found)
+
+
+class Tiles:
+    """What a tile of a dictionary gives, as functions of its part of the operands.
+
+    It holds no array, so that it may be part of a program that is kept.
+    """
+
+    def __init__(
+        self, reading: Reading, run: Apply, x: Entries, context: Context, which: Any, operands: Any
+    ):
+        self.reading, self.how, self.shape = reading, reading.stream.how, (len(x.query), len(x.key))
+        self.plan = which if isinstance(which, np.ndarray) else None
+        used = (*reading.steps, *reading.stream.after)
+        stages = masks(reading.steps)
+        self.masked = Alive if all(all(stage.diagonal(x.marks)) for stage in stages) else Apply
+        labels = {part.label for part in within((step.stage for step in used), Everywhere)}
+        root, self.of_root = ({label: tree[label] for label in labels} for tree in run.root)
+        self.declared = restricted(run.declared, used)
+        self.path, self.aliases = run.path, run.aliases
+        context = {name: context[name] for name in names_read(used) if name in context}
+
+        if self.plan is None:
             operands.add(which, Side.WHOLE)
-        whole = operands.add((restricted(run.params, used), root, context), Side.WHOLE)
-        asking = operands.add((x.query, marks.query), Side.ROWS, rows)
-        asked = operands.add((x.key, x.value, marks.key), Side.COLUMNS, columns)
+        self.whole = operands.add((restricted(run.params, used), root, context), Side.WHOLE)
+        self.asking = operands.add((x.query, x.marks.query), Side.ROWS, self.shape[0])
+        self.asked = operands.add((x.key, x.value, x.marks.key), Side.COLUMNS, self.shape[1])
 
-        def scored(place: Place, tiles: Sequence[Array]) -> tuple[Apply, Scores, Marks, Context]:
-            params, root, context = whole(tiles)
-            (query, query_rows), (key, value, key_rows) = asking(tiles), asked(tiles)
-            kind = Unmasked if place.full else masked
-            here = kind(params, declared, (root, of_root), path, aliases)
-            marks = Marks(
-                tile_of(query_rows, place.row, place.rows),
-                tile_of(key_rows, place.column, place.columns),
-            )
-            scores: Any = Entries(query, key, value, marks)
-            for step in self.steps:
-                scores = step.run(here, scores, context)
-            return here, scores, marks, context
+    def scored(self, place: Place, tiles: Sequence[Array]) -> tuple[Apply, Scores, Marks, Context]:
+        """A tile after the stages before the normalizer, as they run on the whole table."""
+        params, root, context = self.whole(tiles)
+        (query, query_rows), (key, value, key_rows) = self.asking(tiles), self.asked(tiles)
+        kind = Unmasked if place.full else self.masked
+        run = kind(params, self.declared, (root, self.of_root), self.path, self.aliases)
+        marks = Marks(
+            tile_of(query_rows, place.row, place.rows),
+            tile_of(key_rows, place.column, place.columns),
+        )
+        scores: Any = Entries(query, key, value, marks)
+        for step in self.reading.steps:
+            scores = step.run(run, scores, context)
+        return run, scores, marks, context
 
-        def contribution(place: Place, *tiles: Array) -> Sequence[Array]:
-            return self.gathered(*scored(place, tiles[:-1]), tiles[-1])
+    def contribution(self, place: Place, *tiles: Array) -> Sequence[Array]:
+        """What queries gather from a tile, relative to the last of the operands."""
+        return self.reading.gathered(*self.scored(place, tiles[:-1]), tiles[-1])
 
-        def absorb(place: Place, old: tuple[Array, ...], *tiles: Array) -> list[Array]:
-            block = block_of(place, tiles, old[0])
-            return jax.tree.leaves(Partial(*old).relative(how, block.reference) + block)
+    def absorb(self, place: Place, old: tuple[Array, ...], *tiles: Array) -> list[Array]:
+        """What queries have gathered, with what they gather from one more tile."""
+        new = self.of_tile(place, tiles, old[0])
+        return jax.tree.leaves(Partial(*old).relative(self.how, new.reference) + new)
 
-        def block_of(place: Place, tiles: Sequence[Array], least: Any) -> Partial:
-            found = scored(place, tiles)
-            reference = how.reference(found[1].score, found[1].visible)
-            reference = jnp.maximum(least, reference)
-            return Partial(reference, *self.gathered(*found, reference))
+    def of_tile(self, place: Place, tiles: Sequence[Array], least: Any) -> Partial:
+        """What queries gather from a tile, relative to at least so much."""
+        found = self.scored(place, tiles)
+        reference = jnp.maximum(least, self.how.reference(found[1].score, found[1].visible))
+        return Partial(reference, *self.reading.gathered(*found, reference))
 
-        def alone(*tiles: Array) -> list[Array]:
-            return jax.tree.leaves(block_of(first, tiles, -jnp.inf))
-
-        first = Place(0, 0, *block, False)
-        tiles = [
-            jax.ShapeDtypeStruct(layout.shape(array.shape, first), array.dtype)
-            for array, layout in zip(operands.arrays, operands.layouts, strict=True)
-        ]
+    def results(self, block: tuple[int, int], operands: Operands) -> list[Any]:
+        """What is gathered from one tile, in shapes."""
+        place = Place(0, 0, *block, False)
+        pairs = zip(operands.arrays, operands.layouts, strict=True)
+        tiles = [jax.ShapeDtypeStruct(lies.shape(x.shape, place), x.dtype) for x, lies in pairs]
+        alone = lambda *tiles: jax.tree.leaves(self.of_tile(place, tiles, -jnp.inf))  # noqa: E731
         traced, made = jax.make_jaxpr(alone, return_shape=True)(*tiles)
         if any(isinstance(value, Tracer) for value in traced.consts):
             raise Captured(
                 "a function inside this lookup captures a traced array, which a stream cannot cut: "
                 "pass it as context, read(name), or learn it"
             )
-        what = Fold(
-            Grid((rows, columns), block, which if isinstance(which, np.ndarray) else None),
-            absorb,
-            tuple(operands.layouts),
-            (Layout(Side.ROWS),) * len(made),
-            tuple(jax.ShapeDtypeStruct((rows, *m.shape[1:]), m.dtype) for m in made),
-            key=(
-                self.stream,
-                self.branch,
-                self.column,
-                path,
-                tuple(aliases.items()),
-                masked,
-                (rows, columns),
-                block,
-                which.tobytes() if isinstance(which, np.ndarray) else None,
-                operands.key,
-                tuple(operands.layouts),
-                hashed((declared, of_root)),
-            ),
-            initial=(lowest(made[0]), 0, 0)[: len(made)],
-            contribution=contribution,
+        return made
+
+    def fold(self, block: tuple[int, int], operands: Operands) -> Fold:
+        """The sweep over all tiles."""
+        results, layouts = self.results(block, operands), tuple(operands.layouts)
+        reading, plan = self.reading, None if self.plan is None else self.plan.tobytes()
+        key = (
+            (reading.stream, reading.branch, reading.column, self.path, *self.aliases.items()),
+            (self.masked, self.shape, block, plan, operands.key, layouts),
+            hashed((self.declared, self.of_root)),
         )
-        streamed = Partial(*fold(what, operands.arrays))
-        return streamed if summed_up is None else merge(how, streamed, summed_up)
+        return Fold(
+            Grid(self.shape, block, self.plan),
+            self.absorb,
+            layouts,
+            (Layout(Side.ROWS),) * len(results),
+            tuple(jax.ShapeDtypeStruct((self.shape[0], *m.shape[1:]), m.dtype) for m in results),
+            key=key,
+            initial=(lowest(results[0]), 0, 0)[: len(results)],
+            contribution=self.contribution,
+        )
 
 
 def hashed(declared: Any) -> Any:

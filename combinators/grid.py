@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-__all__ = ["ALL", "NONE", "SOME", "Band", "Grid", "Layout", "Place", "Side", "bands"]
+__all__ = [
+    "ALL", "NONE", "SOME", "Band", "Grid", "Layout", "Place", "Side", "bands", "cut_all", "put_all",
+]  # fmt: skip
 
 NONE, SOME, ALL = 0, 1, 2
 """How much of a tile takes part."""
@@ -79,6 +81,30 @@ class Layout:
         if size == array.shape:
             return part.reshape(size)
         return jax.lax.dynamic_update_slice(array, part.reshape(size), start)
+
+
+def cut_all(
+    layouts: Sequence[Layout], arrays: Sequence[Array], copy: Any, place: Place, *sides: Side
+):
+    """The arrays that lie along one of the sides cut, the others as they are."""
+    pairs = zip(layouts, arrays, strict=True)
+    return [layout.cut(x, copy, place) if layout.side in sides else x for layout, x in pairs]
+
+
+def put_all(
+    layouts: Sequence[Layout],
+    arrays: Sequence[Array],
+    parts: Sequence[Array],
+    copy: Any,
+    place: Place,
+    *sides: Side,
+):
+    """The parts that lie along one of the sides put into their arrays, the others as they are."""
+    triples = zip(layouts, arrays, parts, strict=True)
+    return [
+        layout.put(x, new, copy, place) if layout.side in sides else new
+        for layout, x, new in triples
+    ]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

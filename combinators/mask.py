@@ -22,7 +22,7 @@ from .maybe import of_each
 from .predicates import as_predicate
 from .records import Entries, Marks, Range, Rows, Scores
 from .run import Context
-from .term import Leaf, form, side_by_side, spread
+from .term import Leaf, after_union, form, spread
 
 __all__ = ["mask"]
 
@@ -101,7 +101,7 @@ class mask(Leaf):
         if not isinstance(x, (Entries, Scores)):
             raise CompositionError(mistaken(self, "scores", x))
         if x.marks is None:
-            raise side_by_side(self)
+            raise after_union(self)
         shape = (x.marks.query.length, x.marks.key.length)
         for name in () if x.marks.in_part else self.predicate.tables:
             check_table(name, context[name], shape)

@@ -23,7 +23,7 @@ from .lookup import Lookup
 from .records import Entries, Marks, Rows
 from .sight import HORIZON, named, sees, sight
 
-__all__ = ["answerable", "blank", "held", "only_if", "recalled", "write"]
+__all__ = ["answerable", "blank", "all_hold", "only_if", "recalled", "write"]
 
 Memory = dict[str, Any]
 """`rows`: keys, values and named facts, (rows, …) each. `length`: the position that comes next.
@@ -131,10 +131,10 @@ def answerable(lookup: Lookup, memory: Memory, positions: Array) -> Any:
             lambda: f"{named(lookup)!r} lets queries before position {first} see keys from there "
             "on: give them in one chunk",
         ))  # fmt: skip
-    return held(conditions)
+    return all_hold(conditions)
 
 
-def held(conditions: list[tuple[Any, Callable[[], str]]]) -> Any:
+def all_hold(conditions: list[tuple[Any, Callable[[], str]]]) -> Any:
     """Whether all conditions hold: an error with the text of one that is known not to."""
     for holds, text in conditions:
         if not isinstance(holds, Tracer) and not holds:

@@ -50,7 +50,7 @@ class Range:
 
 
 @record
-class Block:
+class Slice:
     """`length` integers from `start` on: the rows of a tile, where only running tells which."""
 
     start: Any
@@ -81,7 +81,7 @@ class Rows:
     position: Any
     index: Any
     facts: dict[str, Array] = dataclasses.field(default_factory=dict)
-    span: Range | Block | None = None
+    span: Range | Slice | None = None
 
     def __getitem__(self, name: str) -> Array:
         return self.facts[name]
@@ -97,7 +97,7 @@ class Rows:
             if name in facts:  # rows that were kept have theirs with them
                 continue
             value = jnp.asarray(context[name])
-            if isinstance(self.index, Block) and value.shape[:1] not in ((), (1,)):
+            if isinstance(self.index, Slice) and value.shape[:1] not in ((), (1,)):
                 value = self.index.take(value, 0)
             if value.ndim and value.shape[0] not in (1, self.length):
                 raise ContextError(
@@ -140,7 +140,7 @@ class Marks:
     @property
     def in_part(self) -> bool:
         """Whether these are the rows of one tile of a larger table."""
-        return isinstance(self.query.index, Block)
+        return isinstance(self.query.index, Slice)
 
     def spread(self) -> Marks:
         return Marks(self.query.spread(0), self.key.spread(1))

@@ -37,7 +37,7 @@ class Sight(NamedTuple):
     ahead: bool
 
 
-class Place:
+class Relative:
     """A position of which only the distance to another is known.
 
     What a predicate computes with it holds wherever it stands; asked for more, it refuses.
@@ -47,15 +47,15 @@ class Place:
         self.offset = offset
 
     def apart(self, other: Any) -> np.ndarray:
-        if not isinstance(other, Place):
+        if not isinstance(other, Relative):
             raise TypeError("only the distance between two positions is known")
         return self.offset - other.offset
 
     def __sub__(self, other: Any) -> Any:
-        return self.apart(other) if isinstance(other, Place) else Place(self.offset - other)
+        return self.apart(other) if isinstance(other, Relative) else Relative(self.offset - other)
 
-    def __add__(self, steps: Any) -> Place:
-        return Place(self.offset + steps)
+    def __add__(self, steps: Any) -> Relative:
+        return Relative(self.offset + steps)
 
     __radd__ = __add__
 
@@ -114,7 +114,7 @@ def sight(lookup: Lookup) -> Sight:
     Sight(back=None, ahead=False)
     """
     apart = np.arange(-HORIZON, HORIZON + 1, dtype=np.int32)[None]  # from the query to the key
-    query, key = Place(np.zeros((1, 1), np.int32)), Place(apart)
+    query, key = Relative(np.zeros((1, 1), np.int32)), Relative(apart)
     with jax.ensure_compile_time_eval():
         table = np.asarray(sees(lookup, Rows(query, query), Rows(key, key)))
     where = apart[np.broadcast_to(table, apart.shape)]

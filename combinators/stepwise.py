@@ -52,7 +52,7 @@ class Plan(NamedTuple):
     dtype: Any
 
 
-class Start(Apply):
+class Starting(Apply):
     """Run a term on one example chunk to see what there is to keep; refuse what looks ahead.
 
     Rows are those of the sequence where the context says at which positions they stand: what is
@@ -175,7 +175,7 @@ class Start(Apply):
         return jax.tree.map(lambda leaf, once: leaf[:1] if once else leaf, kept, self.alike)
 
 
-class Step(Start):
+class Stepping(Starting):
     """Run a term on one chunk, with the state that the chunks before it left."""
 
     def enter(self, name: Name) -> Self:
@@ -320,7 +320,7 @@ class Starter:
 def started(term: Term, plan: Plan, params: Any, x: Any, context: Context) -> Any:
     """What is kept after no chunk at all: memories that hold nothing, and what was read."""
     context = {"positions": counted(term, x, 0), **context}
-    _, outputs = call(term, params, x, context, Start.of(plan=plan))
+    _, outputs = call(term, params, x, context, Starting.of(plan=plan))
 
     def emptied(path: Any, leaf: Array) -> Array:
         above, name = (entry.key for entry in path[-2:])
@@ -347,7 +347,7 @@ class Stepper:
         rows = jnp.asarray(first) if jnp.ndim(first) else counted(self.term, x, first)
         given = {k: jnp.zeros(v.shape[1:], v.dtype) for k, v in state["given"].items()}
         context = {**given, **context, "positions": rows}
-        execution = Step.of(plan=None, state=state["memory"])
+        execution = Stepping.of(plan=None, state=state["memory"])
         y, memory = call(self.term, params, x, context, execution)
         position = jnp.max(rows).astype(jnp.int32) + 1 if rows.size else state["position"]
         return {**state, "position": position, "memory": memory}, y

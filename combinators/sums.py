@@ -16,7 +16,7 @@ from jax.core import Tracer
 from . import reassociate
 from .gather import Reading, finished, masks
 from .lookup import Lookup
-from .memory import held
+from .memory import all_hold
 from .predicates import causal
 from .reassociate import feature_map
 from .records import Entries
@@ -74,7 +74,7 @@ def continues(sums: Sums, positions: Array) -> Any:
     """Whether a chunk stands where the sums end: what was added cannot be taken away."""
     known = positions if isinstance(positions, Tracer) else np.asarray(positions)
     first, length = known[0], sums["length"]
-    return held([
+    return all_hold([
         (
             (known == first + np.arange(len(known))).all(),
             lambda: "the positions of a step follow each other by one",

@@ -331,13 +331,13 @@ def spread(term: Any, marks: Marks | None, context: Context) -> Marks | None:
     """Marks with the facts that a stage asks for, laid along the axes of the whole table."""
     if marks is None:
         if term.marked:
-            raise side_by_side(term)
+            raise after_union(term)
         return None
     query, key = term.facts
     return marks.read(query, key, context).spread()
 
 
-def side_by_side(term: Term) -> CompositionError:
+def after_union(term: Term) -> CompositionError:
     """After union, rows of several dictionaries stand side by side, and marks mean nothing."""
     return CompositionError(
         f"write {term!r} inside each branch of union, before keys of several dictionaries stand "

@@ -22,7 +22,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from .grid import Band, Grid, Layout, Place, Side, bands
+from .grid import Band, Grid, Layout, Place, Side, bands, cut_all, put_all
 
 __all__ = ["SHARED", "Fold", "Sum", "fold", "joined"]
 
@@ -198,30 +198,6 @@ class Sweep:
         axes = Sweep.in_axes(self, 0)
         results = jax.vmap(one.side_by_side, axes, axis_size=self.sizes[0])(*operands)
         return [x if h else x.sum(0) for x, h in zip(results, has, strict=True)]
-
-
-def cut_all(
-    layouts: Sequence[Layout], arrays: Sequence[Array], copy: Any, place: Place, *sides: Side
-):
-    """The arrays that lie along one of the sides cut, the others as they are."""
-    pairs = zip(layouts, arrays, strict=True)
-    return [layout.cut(x, copy, place) if layout.side in sides else x for layout, x in pairs]
-
-
-def put_all(
-    layouts: Sequence[Layout],
-    arrays: Sequence[Array],
-    parts: Sequence[Array],
-    copy: Any,
-    place: Place,
-    *sides: Side,
-):
-    """The parts that lie along one of the sides put into their arrays, the others as they are."""
-    triples = zip(layouts, arrays, parts, strict=True)
-    return [
-        layout.put(x, new, copy, place) if layout.side in sides else new
-        for layout, x, new in triples
-    ]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
