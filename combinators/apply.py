@@ -14,11 +14,12 @@ from .check import fit
 from .declare import compute, declare, placing
 from .errors import ParameterError
 from .kinds import show
+from .mask import mask
 from .parameter import Parameter, is_parameter, over
 from .run import Context, Name, Run, put, select
 from .term import MISSING, Leaf, Term
 
-__all__ = ["Apply", "call"]
+__all__ = ["Alive", "Apply", "call"]
 
 
 def call(term: Term, params: Any, x: Any, context: Context, execution: Any) -> Any:
@@ -82,12 +83,16 @@ class Apply(Run):
     def unrolled(self, form: Any, x: Any, context: Context) -> Any:
         """Block after block, each with parameters of its own in a dict: {"0": …, "1": …}."""
         for layer in range(form.repeats):
-            index, key = layer % len(form.parts), str(layer)
-            inner = self.layer(form.names[index], key)
-            block = partial(form.parts[index].wire, inner)
-            x = form.remat(block)(x, layer_context(context, layer))
-            self.outputs = put(self.outputs, key, inner.outputs)
+            x, made = form.remat(partial(self.block, form, layer, context))(x)
+            self.outputs = put(self.outputs, str(layer), made)
         return x
+
+    def block(self, form: Any, layer: int, context: Context, x: Any) -> tuple[Any, Any]:
+        """One block of several: what it gives, and what it leaves behind."""
+        index = layer % len(form.parts)
+        inner = self.layer(form.names[index], str(layer))
+        y = form.parts[index].wire(inner, x, layer_context(context, layer))
+        return y, inner.outputs
 
     def layer(self, name: Name, key: str) -> Self:
         """This execution for one block of several: what it has to itself, and what all share."""
@@ -125,6 +130,14 @@ class Apply(Run):
             return period(x, *layer, lambda run: run)
 
         return jax.lax.scan(form.remat(one), x, layers, length=form.periods)
+
+
+class Alive(Apply):
+    """The plain meaning where no key and no query has to be kept out of what is computed."""
+
+    def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
+        y = super().leaf(term, x, context)
+        return y.replace(live=None, awake=None) if isinstance(term, mask) else y
 
 
 def layer_context(context: Context, layer: Any) -> Context:

@@ -26,7 +26,7 @@ class Pointwise(Branches):
     """A form that combines its parts' results number by number.
 
     On Scores it combines the scores of keys that every part leaves visible, on Weights the
-    weights; both then stand for one table over the same values.
+    weights: of tables over the same values, which the result is a table over as well.
     """
 
     parts: tuple[Term, ...]
@@ -61,6 +61,12 @@ class Pointwise(Branches):
         shapes = {tuple(jnp.shape(leaf) for leaf in jax.tree.leaves(table(v))) for v in varying}
         if len({type(v) for v in varying if isinstance(v, Record)}) > 1 or len(shapes) > 1:
             raise CompositionError(self.mixed([spec(v) for v in values]))
+        tables: Any = [v for v in varying if isinstance(v, Record)]
+        if any(one.value is not tables[0].value for one in tables):
+            raise CompositionError(
+                f"{self.name} combines tables over the same values, and each of its parts has its "
+                "own: project before it, once, or aggregate each part"
+            )
         if varying and all(isinstance(v, Array) for v in varying):
             kind = jnp.result_type(*varying)
             if jnp.issubdtype(kind, jnp.floating):  # which a constant does not change
@@ -148,8 +154,9 @@ class Multiply(Pointwise):
 def add(*terms: Any) -> Term:
     """`add(f, g)(x)` is `f(x) + g(x)`; written `f + g`. A residual is `identity + f`.
 
-    Works on arrays of one shape, on Scores and on Weights. Raises CompositionError where shapes
-    differ; only a constant (`learned`, `read`, a number) broadcasts.
+    Works on arrays of one shape, and on Scores or Weights over the same values. Raises
+    CompositionError where shapes differ, or values; only a constant (`learned`, `read`, a number)
+    broadcasts.
 
     >>> import jax.numpy as jnp
     >>> (identity + identity)({}, jnp.ones(1))

@@ -16,6 +16,7 @@ from .records import Entries, Scores, Weights
 from .score import score
 from .term import Stage, Term
 from .values import pointwise
+from .wrap import named
 
 __all__ = ["Lookup", "segments"]
 
@@ -47,7 +48,7 @@ class Lookup:
 
 def inner(stage: Term) -> Term:
     """A stage without the wrappers that name or share it."""
-    while len(stage.parts) == 1 and stage.names == ("",):
+    while len(stage.parts) == 1 and (stage.names == ("",) or isinstance(stage, named)):
         (stage,) = stage.parts
     return stage
 

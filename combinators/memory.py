@@ -23,7 +23,7 @@ from .lookup import Lookup
 from .records import Entries, Marks, Rows
 from .sight import HORIZON, named, sees, sight
 
-__all__ = ["answerable", "blank", "all_hold", "only_if", "recalled", "write"]
+__all__ = ["all_hold", "answerable", "blank", "entered", "only_if", "recalled", "write"]
 
 Memory = dict[str, Any]
 """`rows`: keys, values and named facts, (rows, …) each. `length`: the position that comes next.
@@ -69,6 +69,15 @@ def write(memory: Memory, chunk: Any, first: Array) -> Memory:
     return {"rows": rows, "length": length, "reach": jnp.maximum(memory["reach"], length)}
 
 
+def entered(key: Array, value: Array) -> dict[str, Array]:
+    """Keys and values as they are kept: a row whose value is not finite has a NaN key in its place,
+    which counts where it is seen, and not where its weight is 0."""
+    if not jnp.issubdtype(key.dtype, jnp.floating):
+        return {"key": key, "value": value}
+    finite = jnp.isfinite(value).all(-1, keepdims=True)
+    return {"key": jnp.where(finite, key, jnp.nan), "value": jnp.where(finite, value, 0)}
+
+
 def recalled(
     entries: Entries, ours: Rows, lookup: Lookup, before: Memory, after: Memory, chunk: Any
 ) -> Entries:
@@ -88,7 +97,6 @@ def recalled(
         value=table["value"].astype(entries.value.dtype),
         marks=Marks(ours, Rows(position, position, table.get("facts", {}))),
         visible=jnp.broadcast_to(filled, (len(entries.query), len(filled))),
-        live=filled,
     )
 
 

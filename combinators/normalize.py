@@ -18,7 +18,7 @@ from jax import Array
 from .errors import CompositionError
 from .kinds import Width, mistaken, show
 from .project import floats
-from .records import Scores, Weights, kept
+from .records import Scores, Weights
 from .run import Context
 from .term import Leaf, as_function, form
 from .values import pointwise
@@ -163,9 +163,7 @@ class Softmax(Streaming):
         return largest_visible(score, visible)
 
     def weigh(self, score: Array, visible: Array | None, reference: Array) -> Array:
-        reference = reference[:, None]
-        relative = shown(score, visible, reference) - reference  # a hidden score may be anything
-        return jnp.exp(shown(relative, visible, UNSEEN))
+        return jnp.exp(shown(score - reference[:, None], visible, UNSEEN))
 
     def rescale(self, old: Array, new: Array) -> Array:
         return jnp.exp(old - new)
@@ -260,15 +258,15 @@ class normalize(Leaf):
     def apply(self, params: Mapping[str, Array], x: Scores, context: Context) -> Weights:
         if not isinstance(x, Scores):
             raise CompositionError(mistaken(self, "scores", x))
-        weight = kept(self.weights(x.score, x.visible), x.awake)
-        return Weights(weight, x.value, x.marks, x.live)
+        return Weights(self.weights(x.score, x.visible), x.value, x.marks, x.live)
 
     def weights(self, score: Array, visible: Array | None) -> Array:
         if not score.shape[-1]:
             return score
-        if isinstance(self.rows, RowNormalizer):
+        if isinstance(self.rows, Streaming):  # which weighs what is hidden as 0
             return self.rows.weights(score, visible)
-        weight = self.how(score, visible)
+        how = self.how.weights if isinstance(self.how, RowNormalizer) else self.how
+        weight = how(score, visible)
         if weight.shape != score.shape:
             raise CompositionError(
                 f"{self!r} gives weights {show(weight)} for scores {show(score)}"

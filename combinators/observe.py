@@ -23,6 +23,10 @@ class Observe(Apply):
             self.outputs = put(self.outputs, name, {"": y})
         return y
 
+    def block(self, form: Any, layer: int, context: Context, x: Any) -> tuple[Any, Any]:
+        y, kept = super().block(form, layer, context, x)
+        return y, {"": y, **kept}
+
     def mapped(self, form, x, context, size, axis, given, copies) -> Any:
         y = super().mapped(form, x, context, size, axis, given, copies)
         name = form.names[0]

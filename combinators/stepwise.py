@@ -21,13 +21,13 @@ from jax.typing import ArrayLike
 
 from . import sums
 from .alike import alike
-from .apply import Apply, call
+from .apply import Alive, call
 from .compose import Join
 from .errors import CompositionError, ContextError
 from .kinds import show, spec
 from .lookup import Lookup
 from .mask import mask
-from .memory import Memory, answerable, blank, only_if, recalled, write
+from .memory import Memory, answerable, blank, entered, only_if, recalled, write
 from .norm import dropout
 from .project import Project, at_least
 from .records import Entries, Marks, Rows, Weights
@@ -52,7 +52,7 @@ class Plan(NamedTuple):
     dtype: Any
 
 
-class Starting(Apply):
+class Starting(Alive):
     """Run a term on one example chunk to see what there is to keep; refuse what looks ahead.
 
     Rows are those of the sequence where the context says at which positions they stand: what is
@@ -130,7 +130,7 @@ class Starting(Apply):
         name = form.names[lookup.stages[0][0]]
         if stream := summing(form, lookup):
             return self.summed(name, stream, x.replace(marks=Marks(ours, ours)), context)
-        chunk = {"key": x.key, "value": x.value, **facts(lookup, context, len(x.key))}
+        chunk = {**entered(x.key, x.value), **facts(lookup, context, len(x.key))}
         before = self.memory(name, lambda: self.room(lookup, chunk))
         if not len(positions):
             self.keep(name, {"memory": before})

@@ -96,10 +96,15 @@ class keep_top_p(Choice):
         return only(x, kept)
 
 
+def wide(logits: Array) -> Array:
+    """Logits in at least float32: noise of fewer bits leaves tokens of a vocabulary out."""
+    return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+
+
 def log_probability(logits: Array, token: Array) -> Array:
     """How likely the model itself finds a token: (V,), () -> (), as `generate(keep=…)` wants it.
 
     >>> log_probability(jnp.zeros(4), 1)
     Array(-1.3862944, dtype=float32)
     """
-    return jax.nn.log_softmax(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)))[token]
+    return jax.nn.log_softmax(wide(logits))[token]

@@ -21,6 +21,7 @@ from jax.typing import ArrayLike
 from ..combinators import CompositionError, Term, identity, stepwise, unstack
 from ..combinators.declare import declare
 from ..combinators.project import at_least
+from .choose import wide
 
 __all__ = ["Generated", "generate", "stream_tokens"]
 
@@ -102,7 +103,7 @@ def begin(
 
 
 def drawn(choose: Term, rng: Array, number: Any, logits: Array) -> Array:
-    token = jax.random.categorical(jax.random.fold_in(rng, number), choose({}, logits))
+    token = jax.random.categorical(jax.random.fold_in(rng, number), choose({}, wide(logits)))
     return jnp.where(jnp.isnan(logits).any(), NO_TOKEN, token).astype(jnp.int32)
 
 

@@ -16,6 +16,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ..combinators import CompositionError, Term, identity, softmax, unstack
+from .choose import wide
 from .generate import Generated, begin, checked, drawn
 
 __all__ = ["speculate"]
@@ -65,7 +66,7 @@ def judged(
     small, _, propose = read(draft, unstack(draft, draft_params))
 
     def likely(logits: Array) -> Array:
-        return softmax({}, choose({}, logits))
+        return softmax({}, choose({}, wide(logits)))
 
     def round_of(carry: Any) -> Any:
         large, small, last, tokens, made, rounds = carry

@@ -72,6 +72,10 @@ def called(params: Any, term: Term = linear(3), x: Any = X) -> Any:
 HERE = Path(__file__).parent
 
 
+def one_head() -> Term:
+    return normalize(softmax) @ score(dot) @ project(4)
+
+
 def weights(source: Any) -> Any:
     """Parameters of a model with one table, from a file."""
     layout = Layout(rules("", "", "w matrix table"), prefix="")
@@ -410,6 +414,10 @@ RUN: dict[str, Slip] = {
     "a residual": Slip(
         lambda: run(identity + linear(3)),
         "add combines values of one shape, and its parts give (5, 4) and (5, 3)",
+    ),
+    "tables over values of their own": Slip(
+        lambda: run(aggregate() @ (one_head() - 0.5 * one_head())),
+        "subtract combines tables over the same values, and each of its parts has its own",
     ),
     "a repeated shape": Slip(
         lambda: run(repeat(2, linear(3))),

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from sampling import close, drawn, identical
-from test_stepwise_cases import POSITIONED, TOKENS, WIDTH, model, quick
+from test_stepwise_cases import BODY, POSITIONED, TOKENS, WIDTH, model, quick
 
 from combinax import models
 from combinax.combinators import *
@@ -200,6 +200,24 @@ def test_tokens_are_drawn_in_proportion():
     tokens = generate(pointwise(fixed), {}, np.zeros(1, int), 3000, choose=keep_top_k(2)).tokens
     # 3,000 draws: a standard deviation of 0.009.
     np.testing.assert_allclose(np.bincount(tokens) / 3000, [0, 0.625, 0.375], atol=0.03)
+
+
+def test_half_the_tokens_lie_in_each_half_of_a_large_vocabulary():
+    """Noise in bfloat16 has less than 4096 values: some tokens would never be drawn."""
+    flat = pointwise(lambda tokens: jnp.zeros((len(tokens), 8192), jnp.bfloat16))
+    tokens = generate(flat, {}, np.zeros(1, int), 3000).tokens
+    assert abs((tokens < 4096).mean() - 0.5) < 0.03
+    tokens = speculate(flat, {}, flat, {}, np.zeros(1, int), 300).tokens
+    assert abs((tokens < 4096).mean() - 0.5) < 0.1
+
+
+def test_a_term_that_rematerializes_generates():
+    blocks, norm = BODY.parts
+    again = repeat(2, *blocks.parts, remat=jax.checkpoint)
+    term, plain = (tied(embed(10, WIDTH), norm @ b) for b in (again, blocks))
+    params = drawn(plain, TOKENS)
+    ours, theirs = (generate(t, params, PROMPT, 4, choose=greedy).tokens for t in (term, plain))
+    np.testing.assert_array_equal(ours, theirs)
 
 
 def test_a_stream_may_be_left():

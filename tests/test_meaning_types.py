@@ -30,7 +30,9 @@ from combinax.combinators import (
     log_sum_exp,
     mask,
     normalize,
+    observe,
     pointwise,
+    precision,
     project,
     repeat,
     rms_norm,
@@ -39,6 +41,7 @@ from combinax.combinators import (
     score,
     slots,
     softmax,
+    streamed,
     tied,
     unstack,
 )
@@ -173,9 +176,13 @@ def test_one_rng_one_result_in_every_execution():
     params, run = term.init(jax.random.key(0), x), fast(term)
     scanned = run(params, x, rng=rng)
     again = repeat(2, *term.parts, remat=jax.checkpoint)
+    apart = unstack(term, params)
     for other in (
-        run(unstack(term, params), x, rng=rng),
+        run(apart, x, rng=rng),
         fast(again)(params, x, rng=rng),
+        fast(again)(apart, x, rng=rng),
+        fast(streamed(precision(again, compute="float32")))(apart, x, rng=rng),
+        fast(observe(again))(apart, x, rng=rng)[1]["1"],
     ):
         close(other, scanned, atol=3e-6)  # the same numbers drop; sums are fused differently
     assert abs(run(params, x, rng=jax.random.key(6)) - scanned).max() > 0.1

@@ -71,6 +71,22 @@ def test_a_window_of_four_fed_eleven_tokens(sizes, slack):
     assert {leaf.shape for leaf in tables} == {(2, 2, 4 + slack, 4)}
 
 
+def test_a_row_that_is_no_number_counts_where_it_is_seen():
+    """A NaN row, seen by itself and by the rows of its window, in steps and in one."""
+    attention = compose(
+        aggregate(), normalize(softmax), mask(causal & window(2)), score(dot), project(WIDTH)
+    )
+    x = np.random.default_rng(0).standard_normal((6, WIDTH)).astype(np.float32)
+    params = drawn(attention, x)
+    onward = quick(attention)(params, x)[3:]
+    for bad in (np.nan, np.inf):
+        x[1] = bad
+        for sizes in ((6,), (1,) * 6, (2, 2, 2)):
+            y = fed(attention, params, x, sizes)[0]
+            assert np.isnan(y[1:3]).all()
+            close(y[3:], onward)
+
+
 def test_two_rows_at_different_offsets_in_one_compilation():
     term = POSITIONED["rotary"]
     params, (start, step) = drawn(term, TOKENS), stepwise(term)
