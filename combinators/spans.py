@@ -39,62 +39,68 @@ def larger(a: Any, b: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Span:
-    """Integers of 32 bits from lo to hi, both included, one such span for every block."""
+    """Integers of so many bits from lo to hi, both included, one such span for every block."""
 
     lo: Any
     hi: Any
+    bits: int = 32
 
-    def within(self, limit: int) -> Any:
-        return (self.lo >= -limit) & (self.hi <= limit)
+    def within(self, bits: int) -> Any:
+        """Where no number has more bits, its sign not counted."""
+        most = 2**bits - 1
+        return (self.lo >= -most) & (self.hi <= most)
 
     def if_(self, safe: Any) -> Span:
         """The span where it is safe; elsewhere integers may have gone round, and be anything."""
-        where = namespace(self.lo, self.hi, safe).where
-        return Span(where(safe, self.lo, -(2**31)), where(safe, self.hi, 2**31 - 1))
+        where, least = namespace(self.lo, self.hi, safe).where, -(2 ** (self.bits - 1))
+        return Span(where(safe, self.lo, least), where(safe, self.hi, -1 - least), self.bits)
 
     def __neg__(self) -> Span:
-        return Span(-self.hi, -self.lo).if_(self.within(2**31 - 1))
+        return Span(-self.hi, -self.lo, self.bits).if_(self.within(self.bits - 1))
 
     def __abs__(self) -> Span:
         ends = larger(abs(self.lo), abs(self.hi))
         least = larger(larger(self.lo, -self.hi), 0)
-        return Span(least, ends).if_(self.within(2**31 - 1))
+        return Span(least, ends, self.bits).if_(self.within(self.bits - 1))
 
     def __add__(self, other: Any) -> Span:
-        other = as_span(other)
-        safe = self.within(2**30 - 1) & other.within(2**30 - 1)
-        return Span(self.lo + other.lo, self.hi + other.hi).if_(safe)
+        one, other = self.meet(other)
+        safe = one.within(one.bits - 2) & other.within(one.bits - 2)
+        return Span(one.lo + other.lo, one.hi + other.hi, one.bits).if_(safe)
 
     def __sub__(self, other: Any) -> Span:
-        return self + -as_span(other)
+        return self + -self.meet(other)[1]
 
     def __rsub__(self, other: Any) -> Span:
-        return as_span(other) - self
+        return self.meet(other)[1] - self
 
     def __mul__(self, other: Any) -> Span:
-        other = as_span(other)
-        ends = [a * b for a in (self.lo, self.hi) for b in (other.lo, other.hi)]
+        one, other = self.meet(other)
+        ends = [a * b for a in (one.lo, one.hi) for b in (other.lo, other.hi)]
         least, most = (reduce(fold, ends) for fold in (smaller, larger))
-        return Span(least, most).if_(self.within(2**15) & other.within(2**15))
+        half = one.bits // 2 - 1
+        return Span(least, most, one.bits).if_(one.within(half) & other.within(half))
 
     def __floordiv__(self, divisor: Any) -> Span:
-        positive(divisor)
-        return Span(self.lo // divisor, self.hi // divisor)
+        positive(divisor, self.bits)
+        return Span(self.lo // divisor, self.hi // divisor, self.bits)
 
     def __mod__(self, divisor: Any) -> Span:
-        positive(divisor)
+        positive(divisor, self.bits)
         whole = (self.lo // divisor) == (self.hi // divisor)
         where = namespace(whole).where
-        return Span(
-            where(whole, self.lo % divisor, 0), where(whole, self.hi % divisor, divisor - 1)
+        least, most = (
+            where(whole, self.lo % divisor, 0),
+            where(whole, self.hi % divisor, divisor - 1),
         )
+        return Span(least, most, self.bits)
 
     def __lt__(self, other: Any) -> Maybe:
-        other = as_span(other)
+        _, other = self.meet(other)
         return Maybe(self.lo < other.hi, self.hi < other.lo)
 
     def __gt__(self, other: Any) -> Maybe:
-        return as_span(other) < self
+        return self.meet(other)[1] < self
 
     def __le__(self, other: Any) -> Maybe:
         return ~(self > other)
@@ -110,17 +116,37 @@ class Span:
 
     __radd__, __rmul__ = __add__, __mul__
 
+    def meet(self, other: Any) -> tuple[Span, Span]:
+        """Both in the wider of their types, as JAX promotes them."""
+        other = as_span(other, self.bits)
+        bits = max(self.bits, other.bits)
+        return self.of_bits(bits), other.of_bits(bits)
 
-def as_span(value: Any) -> Span:
+    def of_bits(self, bits: int) -> Span:
+        wide = lambda end: end.astype(np.int64) if bits > 32 and hasattr(end, "astype") else end  # noqa: E731
+        return Span(wide(self.lo), wide(self.hi), bits)
+
+
+def as_span(value: Any, bits: int) -> Span:
+    """A span; of a Python integer one that has the bits of what it meets."""
     if isinstance(value, Span):
         return value
-    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
-        return Span(value, value)
-    raise TypeError(f"{value!r} is no integer")
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is no integer")
+    if isinstance(value, np.integer):
+        bits = size_of(value)
+    if not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
+        raise TypeError(f"{value!r} has more than {bits} bits")
+    return Span(int(value), int(value), bits)
 
 
-def positive(divisor: Any) -> None:
-    if not isinstance(divisor, (int, np.integer)) or divisor <= 0:
+def size_of(value: Any) -> int:
+    """The bits of integers as JAX has them."""
+    return 8 * jax.dtypes.canonicalize_dtype(value.dtype).itemsize
+
+
+def positive(divisor: Any, bits: int) -> None:
+    if not isinstance(divisor, (int, np.integer)) or not 0 < divisor < 2 ** (bits - 1):
         raise TypeError(f"blocks are divided by a positive integer, not {divisor!r}")
 
 
@@ -140,7 +166,8 @@ class Blocks:
 
     def at(self, rows: slice) -> Blocks:
         """Some of the blocks."""
-        position, index = (Span(s.lo[rows], s.hi[rows]) for s in (self.position, self.index))
+        sides = self.position, self.index
+        position, index = (Span(s.lo[rows], s.hi[rows], s.bits) for s in sides)
         return Blocks(position, index, self.facts)
 
 
@@ -150,8 +177,9 @@ def bounds(value: Any, size: int, axis: int) -> Span:
         starts = np.arange(value.start, value.stop, size)
         ends = smaller(starts + size, value.stop) - 1
         return Span(np.expand_dims(starts, 1 - axis), np.expand_dims(ends, 1 - axis))
+    bits, value = size_of(value), value.astype(jnp.promote_types(value.dtype, jnp.int32))
     low, high = (reduced(value, size, 0, fold) for fold in (jnp.min, jnp.max))
-    return Span(jnp.expand_dims(low, 1 - axis), jnp.expand_dims(high, 1 - axis))
+    return Span(jnp.expand_dims(low, 1 - axis), jnp.expand_dims(high, 1 - axis), bits)
 
 
 def reduced(value: Any, size: int, axis: int, fold: Callable) -> Any:
@@ -166,8 +194,8 @@ def reduced(value: Any, size: int, axis: int, fold: Callable) -> Any:
 def fact(value: Any, lengths: tuple[int, int], block: tuple[int, int], axis: int) -> Any:
     """What is known of a piece of context in every block; None if nothing is."""
     if value.ndim == 0 or value.shape == (1,):
-        value = value.reshape(())
-        return Maybe(value, value) if value.dtype == bool else Span(value, value)
+        value = value.reshape(1)
+        return Maybe(value, value) if value.dtype == bool else bounds(value, 1, axis)
     if value.ndim == 1 and value.dtype == bool:
         some, every = (reduced(value, block[axis], 0, fold) for fold in (jnp.any, jnp.all))
         return Maybe(jnp.expand_dims(some, 1 - axis), jnp.expand_dims(every, 1 - axis))

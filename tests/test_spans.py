@@ -49,6 +49,8 @@ SIMPLE = [
     predicate(lambda query, key: query["kinds"] & key["kinds"], ("kinds",)),
     predicate(lambda query, key: query["odd"] - key["odd"] < 2, ("odd",)),
     predicate(lambda query, key: (key.position * 1103515245 + 12345) % 1000 < 500),
+    predicate(lambda query, key: query["day"] - key["day"] >= 0, ("day",)),
+    predicate(lambda query, key: abs(query["day"] * 3 + 1) <= key["day"] + key.position, ("day",)),
     predicate(lambda query, key: ODD[key.position % 4]),
 ]  # fmt: skip
 """Every predicate, and every operation on marks that spans follow."""
@@ -84,6 +86,7 @@ def test_a_plan_is_true_of_every_pair(seen, t, offset, block, seed):
         segments=jnp.asarray(draw.integers(0, 2, t)), kinds=jnp.asarray(draw.random(t) < 0.5),
         lengths=jnp.asarray(draw.integers(0, t + 1)), seen=jnp.asarray(draw.random((t, t)) < 0.5),
         odd=jnp.asarray(draw.integers(0, 9, t), jnp.uint8),
+        day=jnp.asarray(draw.integers(-128, 128, t), jnp.int8),
     )  # fmt: skip
     stage = mask(seen)
     visible = table(stage, marks, context)
@@ -146,6 +149,26 @@ def test_floats_among_the_facts_are_looked_at_everywhere():
     higher = predicate(lambda query, key: key["height"] >= query["height"], ("height",))
     context = {"height": jnp.array([1.0, jnp.nan, 2.0, 0.0])}
     assert (np.asarray(plan([mask(higher)], Marks(rows, rows), context, (2, 2))) == SOME).all()
+
+
+def test_integers_of_any_size_go_round_as_they_do_in_the_table():
+    rows = Rows(Range(0, 8), Range(0, 8))
+    marks, draw = Marks(rows, rows), np.random.default_rng(0)
+    far = predicate(lambda query, key: query["time"] - key["time"] > 100, ("time",))
+    later = predicate(lambda query, key: query["time"] >= key["time"] + 90, ("time",))
+    with jax.enable_x64():
+        for kind, most in (("int8", 2**7), ("int16", 2**15), ("int32", 2**31), ("int64", 2**62)):
+            times = jnp.asarray(np.sort(draw.integers(-most, most, 8)), kind)
+            for stage in (mask(far), mask(later), mask(~far & causal)):
+                visible = table(stage, marks, {"time": times})
+                parts = np.asarray(plan([stage], marks, {"time": times}, (2, 2)))
+                tiles = visible.reshape(4, 2, 4, 2)
+                assert (tiles.all((1, 3)) | (parts != ALL)).all()
+                assert (~tiles.any((1, 3)) | (parts != NONE)).all()
+    assert (
+        np.asarray(plan([mask(same("time"))], marks, {"time": jnp.arange(8)}, (2, 2)))
+        == np.diag([SOME] * 4)
+    ).all()
 
 
 def test_a_truth_that_differs_from_pair_to_pair_is_no_condition():
