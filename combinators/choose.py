@@ -108,6 +108,9 @@ class Decision:
 def decide(form: Any, lookup: Lookup, x: Any, context: Context) -> Decision:
     """How a lookup is to run on its entries."""
     execution: Execution = context.get("execution", Execution())
+    table = len(x.query) * len(x.key)
+    if not execution.copies * table:
+        return Decision("there is nothing to stream")
     stream = streamed_form(form, lookup)
     if isinstance(stream, str):
         if execution.pin == "streamed":
@@ -115,9 +118,6 @@ def decide(form: Any, lookup: Lookup, x: Any, context: Context) -> Decision:
         return Decision(stream)
     if execution.pin == "materialized":
         return Decision("as pinned", pinned=True)
-    table = len(x.query) * len(x.key)
-    if not execution.copies * table:
-        return Decision("there is nothing to stream")
     tiles = partial(best, stream, x, context, execution)
     if execution.pin == "streamed":
         return Decision("as pinned", stream, tiles(), pinned=True)

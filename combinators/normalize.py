@@ -134,8 +134,10 @@ def shown(score: Array, visible: Array | None, otherwise: Any) -> Array:
 
 
 def largest_visible(score: Array, visible: Array | None) -> Array:
-    """The largest visible score of each row, a constant to derivatives."""
-    return jax.lax.stop_gradient(jnp.max(shown(score, visible, lowest(score)), -1))
+    """The largest visible score of each row, and a finite one where all are -inf: a constant to
+    derivatives."""
+    least = lowest(score)
+    return jax.lax.stop_gradient(jnp.max(shown(score, visible, least), -1, initial=least))
 
 
 def lowest(score: Array) -> Any:
@@ -202,7 +204,7 @@ class Elementwise(Streaming):
         return jnp.zeros_like(score, shape=score.shape[:1])
 
     def weigh(self, score: Array, visible: Array | None, reference: Array) -> Array:
-        return shown(self.function.function(score), visible, 0)
+        return shown(self.function.function(shown(score, visible, 0)), visible, 0)
 
     def rescale(self, old: Array, new: Array) -> Array:
         return jnp.ones_like(old)

@@ -343,8 +343,8 @@ class Stepper:
             raise ContextError(
                 f"{name} was given to start, and what is read of it is kept: leave it out of steps"
             )
-        first = state["position"] if positions is None else positions
-        rows = jnp.asarray(first) if jnp.ndim(first) else counted(self.term, x, first)
+        first = state["position"] if positions is None else jnp.asarray(positions, jnp.int32)
+        rows = first if jnp.ndim(first) else counted(self.term, x, first)
         given = {k: jnp.zeros(v.shape[1:], v.dtype) for k, v in state["given"].items()}
         context = {**given, **context, "positions": rows}
         execution = Stepping.of(plan=None, state=state["memory"])

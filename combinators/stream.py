@@ -144,6 +144,8 @@ def branches(first: Step) -> Iterator[Branch]:
     for place, part in enumerate(union.parts):
         here = Step(first.path, union, place)
         match part:
+            case Union():
+                yield from branches(here)
             case Compose(segments=(*whole, Lookup() as lookup)) if all(
                 tilewise(part.parts[i]) for i in lookup.order
             ) and not any(isinstance(i, Lookup) for i in whole):

@@ -90,7 +90,7 @@ class keep_top_p(Choice):
 
     def apply(self, params: Any, x: Array, context: Any) -> Array:
         order = jnp.argsort(-x, -1, stable=True)
-        likely = jnp.take_along_axis(softmax({}, x), order, -1)
+        likely = jnp.take_along_axis(softmax({}, wide(x)), order, -1)
         before = jnp.cumsum(likely, -1) - likely
         kept = jnp.take_along_axis(before < self.share, jnp.argsort(order, -1), -1)
         return only(x, kept)

@@ -1,5 +1,7 @@
 """Situations that people reported against attention libraries: rows and keys that are hidden."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,6 +32,7 @@ from combinax.combinators import (
     linear,
     log_sum_exp,
     mask,
+    materialized,
     named,
     normalize,
     pointwise,
@@ -44,6 +47,7 @@ from combinax.combinators import (
     scaled_dot,
     score,
     softmax,
+    streamed,
     temperature,
     union,
     valid,
@@ -153,6 +157,29 @@ def test_nan_in_padding_equals_the_shorter_problem(name):
         for ours, theirs in [(z, y), (eq, dq), (ek[:3], dk), (ev[:3], dv)]:
             close(ours, theirs, atol=2e-6)  # sums in another order, of numbers up to 4
         assert (ek[3] == 0).all() and (ev[3] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "silu", "sigmoid", "relu_squared"])
+def test_scores_of_hidden_pairs_may_be_anything(name):
+    """Each pair by itself: keys that other queries see keep their gradients."""
+    ahead = np.arange(4)[None] > np.arange(4)[:, None]
+    hidden = answering(ask(mask(causal), bias(read("table")), how=NORMALIZERS[name]))
+    plain = answering(ask(mask(causal), how=NORMALIZERS[name]))
+    (q, k, v), g = given(4, 4), given(4, 4, seed=1)[2]
+    for bad in (1e20, np.inf, np.nan):
+        ours = hidden(g, q, k, v, table=np.where(ahead, bad, 0).astype(np.float32))
+        jax.tree.map(partial(close, atol=2e-6), ours, plain(g, q, k, v))
+
+
+def test_a_row_whose_scores_are_all_minus_infinity_sees_nothing():
+    """As it does where a mask hides them, or the row is streamed."""
+    q, k, v = given(4, 4)
+    table = np.where(np.arange(4)[:, None] == 1, -np.inf, 0).astype(np.float32)
+    for how in (materialized, streamed):
+        y = running(how(ask(bias(read("table")))))(q, k, v, table=table)
+        close(y, running(ask(mask(read("seen"))))(q, k, v, seen=table == 0))
+        total = compose(log_sum_exp, bias(read("table")), score(scaled_dot), GIVEN)
+        assert running(how(total))(q, k, v, table=table)[1] == -np.inf
 
 
 def test_packed_segments():

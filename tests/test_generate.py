@@ -184,6 +184,15 @@ def test_top_p(share):
     np.testing.assert_array_equal(kept(keep_top_p(share)), expected)
 
 
+def test_shares_add_up_in_any_type():
+    """50,000 probabilities summed in bfloat16 end far from 1."""
+    logits = jnp.asarray(np.random.default_rng(0).standard_normal(50_000) * 2, jnp.bfloat16)
+    for share in (0.99, 1.0):
+        ours, exact = (keep_top_p(share)({}, x) for x in (logits, logits.astype(jnp.float32)))
+        assert ours.dtype == jnp.bfloat16
+        np.testing.assert_array_equal(np.isfinite(ours), np.isfinite(exact))
+
+
 def test_choices_compose():
     logits = jnp.log(jnp.array([0.5, 0.3, 0.15, 0.05]))
     # Squared and normalised: .685, .246, .062, .007; the first two reach .9.

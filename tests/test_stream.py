@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from asking import GIVEN, NORMALIZERS, ask, fast
+from asking import GIVEN, NORMALIZERS, ask, fast, given
 from hypothesis import strategies as st
 
 from combinax.combinators import (
@@ -527,6 +527,16 @@ def test_no_copies_at_all(how):
     one = lambda x: head({}, x, key=x, value=x)  # noqa: E731
     together = each(head)({}, rows, key=rows, value=rows)
     assert together.shape == jax.vmap(one)(rows).shape == rows.shape
+
+
+def test_dictionaries_within_dictionaries_are_streamed_and_so_is_nothing():
+    inner = union(mask(causal) @ score(scaled_dot), sink())
+    term = compose(aggregate(), normalize(softmax), union(inner, sink(0.0)), GIVEN)
+    q, k, v = given(6, 6, D, D)
+    params = term.init(jax.random.key(0), q, key=k, value=v)
+    agree(streamed(term, 4)(params, q, key=k, value=v), term(params, q, key=k, value=v), 1e-6)
+    for rows in (q[:0], q):
+        assert streamed(term)(params, rows, key=k[:0], value=v[:0]).shape == rows.shape
 
 
 def test_copies_that_no_small_number_divides_are_joined_whole():
