@@ -268,6 +268,16 @@ WRITTEN: dict[str, Slip] = {
         "normalize takes a normalizer such as softmax, pointwise(fn), or a function of (score, "
         "visible), not 'softmax'",
     ),
+    "a softmax of JAX": Slip(
+        lambda: normalize(jax.nn.softmax),
+        "normalize takes a function of (score, visible), and jax.nn.softmax is not one: write "
+        "normalize(softmax) for softmax, normalize(pointwise(…)) for a function of each score by "
+        "itself",
+    ),
+    "a function of one score": Slip(
+        lambda: normalize(jax.nn.sigmoid),
+        "normalize takes a function of (score, visible), and jax.nn.sigmoid is not one",
+    ),
     "a linear normalizer": Slip(lambda: normalize(linear(3)), "(score, visible), not linear(3)"),
     "a number as bias": Slip(
         lambda: bias(3.0), "bias takes a function of marks, learned(shape) or read(name), not 3.0"
