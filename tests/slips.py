@@ -20,7 +20,7 @@ from tokenizers.models import WordLevel
 from combinax import models
 from combinax.combinators import *
 from combinax.combinators.flax import from_nnx
-from combinax.models import chat
+from combinax.models import chat, pretrained
 from combinax.models.layout import Layout, from_theirs, rules
 
 KEY = jax.random.key(0)
@@ -508,7 +508,8 @@ RUN: dict[str, Slip] = {
     ),
     "a mask of floats": Slip(
         lambda: run(mask(read("m") & causal) @ SCORED, m=jnp.ones((5, 5))),
-        "a mask is boolean, True = may attend; m is float32: pass m != 0",
+        "m is float32: pass m != 0 if 1 is visible, m == 0 if it is added to scores (0 visible, "
+        "-inf hidden)",
     ),
     "a function that gives numbers": Slip(
         lambda: run(mask(apart) @ SCORED), "a mask is boolean, True = may attend; predicate("
@@ -530,6 +531,11 @@ RUN: dict[str, Slip] = {
     "a function of another shape": Slip(
         lambda: run(mask(narrow) @ SCORED),
         "a mask over 5 queries and 5 keys has shape (5, 5), where 1 counts for all; predicate(",
+    ),
+    "a mask as lengths": Slip(
+        lambda: run(normalize(softmax) @ mask(valid("m")) @ SCORED, m=TOKENS < 3),
+        "valid('m') keeps the first n keys, and m is boolean: pass numbers, for an attention mask "
+        "mask.sum(-1)",
     ),
     "a bias of another shape": Slip(
         lambda: run(bias(read("m")) @ SCORED, m=jnp.ones((2, 5, 5))),
@@ -795,6 +801,10 @@ RUN: dict[str, Slip] = {
         lambda: models.generate(silu, {}, BATCH, 3),
         "generate continues a prompt of shape (T,), T at least 1, by at least one token, not "
         "(3, 5, 4) by 3; a batch is jax.vmap",
+    ),
+    "a text for texts": Slip(
+        lambda: pretrained.batch(Tokenizer(WordLevel({"?": 0}, "?")), "A man"),
+        "batch takes a list of texts, and gets one: ['A man']",
     ),
     "drafts of nothing": Slip(
         lambda: models.speculate(silu, {}, silu, {}, TOKENS, 3, ahead=0),
