@@ -709,7 +709,8 @@ RUN: dict[str, Slip] = {
     # how lookups run
     "a stream of whole rows": Slip(
         lambda: run(streamed(aggregate() @ normalize(sparsemax) @ score(dot) @ PROJECTED)),
-        "this lookup cannot be streamed: normalize(sparsemax) needs whole rows of scores",
+        "this lookup cannot be streamed: normalize(sparsemax) needs whole rows of scores; write "
+        "streamed(…) around the parts of a model that can be, such as streamed(heads(…))",
     ),
     "a stream of nothing": Slip(
         lambda: streamed(linear(3), 0), "block of streamed is an integer of at least 1, not 0"
