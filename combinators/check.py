@@ -6,19 +6,40 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
-from .errors import ContextError, ParameterError, brief
+from .errors import CompositionError, ContextError, ParameterError, brief
+from .kinds import show
 from .layers import apart
 from .parameter import is_parameter
 from .records import Range
 from .run import Context
 from .term import Term
 
-__all__ = ["check_context", "fit"]
+__all__ = ["check_context", "check_input", "check_key", "fit", "is_key"]
 
 OPTIONAL = frozenset({"rng", "positions"})
 """Context that every term takes and none needs: a key for dropout, and where the rows stand."""
+
+
+def check_input(x: Any) -> None:
+    """Numbers in a list, or a text, are no input: they have no shape."""
+    if isinstance(x, (list, str)) and not any(hasattr(v, "shape") for v in jax.tree.leaves(x)):
+        raise CompositionError(f"x is an array, not a {show(x)}: write jnp.array(…) of numbers")
+
+
+def check_key(rng: Any) -> None:
+    """What random numbers are drawn with is a key."""
+    if not is_key(rng):
+        raise ContextError(f"rng takes a key, jax.random.key(0), and gets {show(rng)}")
+
+
+def is_key(value: Any) -> bool:
+    kind = getattr(value, "dtype", None)
+    return kind is not None and (
+        jnp.issubdtype(kind, jax.dtypes.prng_key) or (kind == jnp.uint32 and value.shape == (2,))
+    )
 
 
 def check_context(term: Term, context: Context) -> None:
@@ -31,6 +52,8 @@ def check_context(term: Term, context: Context) -> None:
     for name in unknown:
         known = ", ".join(sorted(term.reads | OPTIONAL))
         raise ContextError(f"no stage reads {name!r}; this term knows {known}")
+    if "rng" in context:
+        check_key(context["rng"])
     positions = context.get("positions")
     if positions is None or isinstance(positions, Range):
         return

@@ -114,7 +114,10 @@ def decide(form: Any, lookup: Lookup, x: Any, context: Context) -> Decision:
     stream = streamed_form(form, lookup)
     if isinstance(stream, str):
         if execution.pin == "streamed":
-            raise CompositionError(f"this lookup cannot be streamed: {stream}")
+            raise CompositionError(
+                f"this lookup cannot be streamed: {stream}; write streamed(…) around the parts of "
+                "a model that can be, such as streamed(heads(…))"
+            )
         return Decision(stream)
     if execution.pin == "materialized":
         return Decision("as pinned", pinned=True)

@@ -87,10 +87,11 @@ class Compose(Term):
 
         for segment in self.segments:
             if isinstance(segment, Lookup):
+                before = done[:]
                 try:
                     x = run.lookup(self, segment, x, context, step)
                 except TermError as error:
-                    raise blamed(error, segment.stages[0][1], done, x) from error.__cause__
+                    raise unanswered(error, segment, before, run.path) from error.__cause__
             else:
                 x = step(segment, x)
                 if self.parts[segment].constant:  # x ends here, and what is known of its rows
@@ -115,10 +116,26 @@ Done = tuple[Term, Any, Any]
 
 def blamed(error: TermError, part: Term, done: list[Done], value: Any) -> TermError:
     """The error with the pipeline up to the stage at fault."""
+    giver = f"what {brief(repr(done[-1][0]))} gives" if done else shape(value)
+    return error.placed(f"{brief(repr(part))} cannot read {giver}", pipeline(done, part, part))
+
+
+def unanswered(
+    error: TermError, lookup: Lookup, done: list[Done], path: tuple[str, ...]
+) -> TermError:
+    """The error of a lookup as a whole, of which no stage is at fault."""
+    stages = [stage for _, stage in lookup.stages]
+    whole = compose(*stages[::-1])
+    which = f"the lookup at {'/'.join(path)!r}" if path else "this lookup"
+    return error.placed(f"{which} cannot be answered", pipeline(done, whole, stages[0]))
+
+
+def pipeline(done: list[Done], last: Term, written: Term) -> list[Line]:
+    """The stages that have run, and the last one, with the place where it, or its first part, was
+    written."""
     lines = [Line(repr(stage), f"{shape(took)} -> {shape(gave)}") for stage, took, gave in done]
-    giver = f"what {brief(lines[-1].stage)} gives" if lines else shape(value)
-    lines.append(Line(repr(part), f"written at {place(*part.written)}" if part.written else ""))
-    return error.placed(f"{brief(repr(part))} cannot read {giver}", lines)
+    where = f"written at {place(*written.written)}" if written.written else ""
+    return [*lines, Line(repr(last), where)]
 
 
 def shape(value: Any) -> str:

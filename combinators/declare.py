@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
 
-from .check import check_context
+from .check import check_context, check_input, is_key
 from .errors import CompositionError, Line, ParameterError, TermError, brief
 from .kinds import show, spec
 from .parameter import Parameter, copied, is_parameter, over
@@ -129,6 +129,7 @@ def declare_cached(term: Term, leaves: tuple, tree: Any, float_type: Any) -> tup
 
 def declare(term: Term, x: Any, context: Context) -> tuple[dict[str, Any], Any]:
     """What a term learns when x goes in, and the abstract value that comes out."""
+    check_input(x)
     leaves, tree = jax.tree.flatten(spec((x, context)))
     with placing(term, x):
         check_context(term, context)
@@ -171,13 +172,6 @@ class Init:
         declared, _ = declare(self.term, x, context)
         make = made if isinstance(rng, Tracer) else made_quickly
         return make(rng, tuple(walk(declared)))
-
-
-def is_key(value: Any) -> bool:
-    kind = getattr(value, "dtype", None)
-    return kind is not None and (
-        jnp.issubdtype(kind, jax.dtypes.prng_key) or (kind == jnp.uint32 and value.shape == (2,))
-    )
 
 
 def walk(declared: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple]:

@@ -27,20 +27,22 @@ small_normal = jax.nn.initializers.normal(0.02)
 
 
 def looked_up(table: Array, index: Any, what: str) -> Array:
-    """Rows of a table. Past its end: an error where the index is known, NaN where it is traced."""
+    """Rows of a table. Past its ends: an error where the index is known, NaN where it is traced."""
     if isinstance(index, Range):
-        if not 0 <= index.start <= index.stop <= len(table):
-            wrong = index.start if index.start < 0 else index.stop - 1
-            raise CompositionError(f"{what} {wrong} is past a table of {len(table)}")
+        check_inside(what, index.start, index.stop - 1, len(table))
         return table[index.start : index.stop]
     if not isinstance(index, Tracer) and index.size:
         known = np.asarray(index)
-        low, high = known.min(), known.max()
-        if low < 0 or high >= len(table):
-            wrong = low if low < 0 else high
-            raise CompositionError(f"{what} {wrong} is past a table of {len(table)}")
+        check_inside(what, known.min(), known.max(), len(table))
     inside = jnp.where(index < 0, len(table), index)
     return jnp.asarray(table).at[inside].get(mode="fill", fill_value=jnp.nan)
+
+
+def check_inside(what: str, low: int, high: int, size: int) -> None:
+    if low < 0:
+        raise CompositionError(f"{what} {low} is before the start of a table of {size}")
+    if high >= size:
+        raise CompositionError(f"{what} {high} is past a table of {size}")
 
 
 @form

@@ -41,7 +41,8 @@ def check_table(name: str, table: Any, shape: tuple[int, int]) -> None:
     if jnp.result_type(table) != jnp.bool_:
         raise CompositionError(
             f"a mask is boolean, True = may attend; {name} is {jnp.result_type(table)}: pass "
-            f"{name} != 0"
+            f"{name} != 0 if 1 is visible, {name} == 0 if it is added to scores (0 visible, "
+            "-inf hidden)"
         )
     if jnp.ndim(table) != 2:
         raise CompositionError(

@@ -8,6 +8,7 @@ table is the case of one block.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -219,6 +220,17 @@ class Elementwise(Streaming):
 # The word
 
 
+def takes_visible(function: Any) -> bool:
+    """Whether a function asks for two arguments. A second one with a default is another's, such as
+    an axis, unless it is called visible."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # not known: what is wrong shows when it is called
+        return True
+    asked = [p for p in parameters if p.default is p.empty or p.name == "visible"]
+    return len(asked) == 2 or any(p.kind is p.VAR_POSITIONAL for p in asked)
+
+
 @form
 class normalize(Leaf):
     """Turns scores into weights: Scores -> Weights, weight (T, S), 0 for keys not visible.
@@ -240,7 +252,13 @@ class normalize(Leaf):
         super().__post_init__()
         if not isinstance(self.how, (pointwise, RowNormalizer)):
             takes = "a normalizer such as softmax, pointwise(fn), or a function of (score, visible)"
-            as_function(self.how, "normalize", takes)
+            function = as_function(self.how, "normalize", takes)
+            if not takes_visible(function):
+                raise CompositionError(
+                    f"normalize takes a function of (score, visible), and {reference(function)} is "
+                    "not one: write normalize(softmax) for softmax, normalize(pointwise(…)) for a "
+                    "function of each score by itself"
+                )
 
     def text(self, write: Write) -> str:
         return f"normalize({reference(self.how)})"

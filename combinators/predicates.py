@@ -267,7 +267,12 @@ class same(Predicate):
 
 @value
 class valid(Predicate):
-    """The first n keys, n in the context: `valid("lengths")` keeps padding out."""
+    """The first n keys, n in the context: `valid("lengths")` keeps padding out.
+
+    The name holds one number, or one for each row of keys; an attention mask of 1 and 0 is none.
+
+    Raises CompositionError for booleans.
+    """
 
     name: str
 
@@ -276,7 +281,13 @@ class valid(Predicate):
         return (), (self.name,)
 
     def __call__(self, query: Rows, key: Rows) -> Array:
-        return key.index < key[self.name]
+        length = key[self.name]
+        if getattr(length, "dtype", None) == "bool":
+            raise CompositionError(
+                f"{self!r} keeps the first n keys, and {self.name} is boolean: pass numbers, for "
+                "an attention mask mask.sum(-1)"
+            )
+        return key.index < length
 
 
 @value

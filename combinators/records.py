@@ -84,6 +84,11 @@ class Rows:
     span: Range | Slice | None = None
 
     def __getitem__(self, name: str) -> Array:
+        if name not in self.facts:
+            raise ContextError(
+                f"marks hold {name!r} where a stage asks for it by name: "
+                f"bias(fn, rows=({name!r},)), predicate(fn, ({name!r},))"
+            )
         return self.facts[name]
 
     @property

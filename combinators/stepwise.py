@@ -10,7 +10,7 @@ written twice, and nothing about stepping is written in a model.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -23,7 +23,7 @@ from . import sums
 from .alike import alike
 from .apply import Alive, call
 from .compose import Join
-from .errors import CompositionError, ContextError
+from .errors import CompositionError, ContextError, ParameterError
 from .kinds import show, spec
 from .lookup import Lookup
 from .mask import mask
@@ -339,6 +339,11 @@ class Stepper:
         self, params: Any, state: State, x: Any, *, positions: ArrayLike | None = None,
         **context: Any,
     ) -> tuple[State, Any]:  # fmt: skip
+        if not isinstance(state, Mapping) or "given" not in state:
+            raise ParameterError(
+                "step takes parameters, then the state that start or the last step gave, and then "
+                "rows: step(params, state, x)"
+            )
         for name in sorted(state["given"].keys() & context.keys()):
             raise ContextError(
                 f"{name} was given to start, and what is read of it is kept: leave it out of steps"
@@ -390,6 +395,9 @@ class Stepwise(NamedTuple):
 
     start: Starter
     step: Stepper
+
+    def __call__(self, *args: Any, **context: Any) -> Any:
+        raise CompositionError("stepwise gives two functions: start, step = stepwise(term)")
 
 
 def stepwise(term: Term) -> Stepwise:

@@ -9,7 +9,7 @@ along: rows then differ in nothing from each prompt alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,8 +19,10 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ..combinators import CompositionError, Term, identity, stepwise, unstack
+from ..combinators.check import check_key
 from ..combinators.declare import declare
 from ..combinators.project import at_least
+from ..combinators.written import reference
 from .choose import wide
 
 __all__ = ["Generated", "generate", "stream_tokens"]
@@ -50,7 +52,7 @@ def generate(
     *,
     choose: Term = identity,
     rng: Array | None = None,
-    stop: tuple[int, ...] = (),
+    stop: int | Sequence[int] = (),
     keep: Callable[[Array, Array], Any] = nothing,
     length: Any = None,
     dtype: Any = None,
@@ -59,12 +61,14 @@ def generate(
     """Continue a prompt (T,) by up to `count` tokens, in one compiled loop.
 
     `choose` makes logits of logits (`greedy`, `keep_top_k(40) @ temperature(0.8)`), from which
-    token number i is drawn with fold_in(rng, i). It ends after a token of `stop`; with `length`,
-    only so many tokens of the prompt count, the rest being padding. `keep(logits, token)` of each
-    step is stacked: `keep=log_probability`. `dtype` is that of the keys and values kept.
+    token number i is drawn with fold_in(rng, i); without `rng` it is key(0), and every call draws
+    the same. It ends after a token of `stop`; with `length`, only so many tokens of the prompt
+    count, the rest being padding: a prompt of another shape is compiled anew, one that is padded
+    to the same shape is not. `keep(logits, token)` of each step is stacked:
+    `keep=log_probability`. `dtype` is that of the keys and values kept.
 
-    Raises CompositionError for an empty prompt, a term that looks ahead, or one that has no
-    position for the last token.
+    Raises CompositionError for an empty prompt, a term that looks ahead, one that has no position
+    for the last token, or a choice that gives no logits; ContextError for a rng that is no key.
 
     >>> from combinax.models import greedy
     >>> count_up = pointwise(lambda tokens: jax.nn.one_hot((tokens + 1) % 5, 5))
@@ -72,13 +76,28 @@ def generate(
     [3, 4, 0, -1]
     """
     prompt = checked(term, prompt, count, context)
-    rng = jax.random.key(0) if rng is None else rng
-    static = (term, choose, keep, count, tuple(stop), None if dtype is None else jnp.dtype(dtype))
-    return looped(*static, params, prompt, length, rng, context)
+    kind = None if dtype is None else jnp.dtype(dtype)
+    static = (term, choose, keep, count, listed(stop), kind)
+    return looped(*static, params, prompt, length, key_of(rng), context)
+
+
+def key_of(rng: Array | None) -> Array:
+    """The key to draw with, key(0) if none is given."""
+    if rng is None:
+        return jax.random.key(0)
+    check_key(rng)
+    return rng
+
+
+def listed(stop: int | Sequence[int]) -> tuple[int, ...]:
+    """The tokens to stop after, of which one may stand by itself."""
+    return (stop,) if isinstance(stop, int) else tuple(stop)
 
 
 def checked(term: Term, prompt: ArrayLike, count: int, context: Any) -> Array:
     """The prompt, once it is sure that the term can read it and what is to follow."""
+    if isinstance(prompt, Mapping):
+        raise CompositionError("generate takes parameters and then the prompt, and gets a dict")
     prompt = jnp.asarray(prompt)
     at_least(0, "generate", count=count)
     if prompt.ndim != 1 or not prompt.size or count < 1:
@@ -103,8 +122,20 @@ def begin(
 
 
 def drawn(choose: Term, rng: Array, number: Any, logits: Array) -> Array:
-    token = jax.random.categorical(jax.random.fold_in(rng, number), choose({}, wide(logits)))
+    token = jax.random.categorical(jax.random.fold_in(rng, number), chosen(choose, logits))
     return jnp.where(jnp.isnan(logits).any(), NO_TOKEN, token).astype(jnp.int32)
+
+
+def chosen(choose: Term, logits: Array) -> Array:
+    """The logits to draw from, in at least float32."""
+    if isinstance(choose, Term):
+        made = choose({}, wide(logits))
+        if jnp.shape(made) == logits.shape:
+            return made
+    raise CompositionError(
+        "choose is a term that makes logits of logits, such as greedy or keep_top_k(40), and "
+        f"{reference(choose)} is not"
+    )
 
 
 def adds_up(state: Any) -> bool:
@@ -162,7 +193,7 @@ def stream_tokens(
     *,
     choose: Term = identity,
     rng: Array | None = None,
-    stop: tuple[int, ...] = (),
+    stop: int | Sequence[int] = (),
     dtype: Any = None,
     **context: Any,
 ) -> Iterator[int]:
@@ -174,8 +205,7 @@ def stream_tokens(
     >>> list(stream_tokens(count_up, {}, jnp.array([1, 2]), 3))
     [3, 4, 0]
     """
-    prompt = checked(term, prompt, count, context)
-    rng = jax.random.key(0) if rng is None else rng
+    prompt, rng, stop = checked(term, prompt, count, context), key_of(rng), listed(stop)
     kind = None if dtype is None else jnp.dtype(dtype)
     params = unstack(term, params)
     state, logits = read(term, count, kind, params, prompt, context)

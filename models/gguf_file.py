@@ -63,6 +63,10 @@ def chat_template(path: Path) -> str:
 
 
 def opened(path: Path) -> GGUFReader:
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{str(path)!r} is no folder and no GGUF file here, and nothing is downloaded"
+        )
     try:
         return GGUFReader(path)
     except ValueError as error:

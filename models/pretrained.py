@@ -20,9 +20,10 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
-from ..combinators import Term, stack
+from ..combinators import CompositionError, Term, stack
 from ..combinators.check import fit
 from ..combinators.declare import declare
+from ..combinators.errors import brief
 from . import files, gguf_file
 from .bert import bert, bert_layout
 from .configuration import Config, require
@@ -142,7 +143,11 @@ def batch(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.ndarray, dict[
         hidden, pooled = each(term)(params, tokens, **context)
 
     The tokenizer truncates where it is made to, and MiniLM's is.
+
+    Raises CompositionError for a text that is not in a list.
     """
+    if isinstance(texts, str):
+        raise CompositionError(f"batch takes a list of texts, and gets one: [{brief(texts)!r}]")
     rows = tokenizer.encode_batch(list(texts))
     lengths = np.array([sum(row.attention_mask) for row in rows], np.int32)
     tokens, types = np.zeros((2, len(rows), lengths.max(initial=0)), np.int32)

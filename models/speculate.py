@@ -16,8 +16,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ..combinators import CompositionError, Term, identity, softmax, unstack
-from .choose import wide
-from .generate import Generated, begin, checked, drawn
+from .generate import Generated, begin, checked, chosen, drawn, key_of
 
 __all__ = ["speculate"]
 
@@ -51,8 +50,8 @@ def speculate(
         raise CompositionError(f"speculate drafts at least one token ahead, not {ahead}")
     for one in (term, draft):
         prompt = checked(one, prompt, count + ahead, {})
-    rng = jax.random.key(0) if rng is None else rng
-    return judged(term, draft, choose, count, ahead, params, draft_params, prompt, rng)
+    static = (term, draft, choose, count, ahead)
+    return judged(*static, params, draft_params, prompt, key_of(rng))
 
 
 @partial(jax.jit, static_argnums=range(5))
@@ -66,7 +65,7 @@ def judged(
     small, _, propose = read(draft, unstack(draft, draft_params))
 
     def likely(logits: Array) -> Array:
-        return softmax({}, choose({}, wide(logits)))
+        return softmax({}, chosen(choose, logits))
 
     def round_of(carry: Any) -> Any:
         large, small, last, tokens, made, rounds = carry

@@ -20,7 +20,7 @@ from tokenizers.models import WordLevel
 from combinax import models
 from combinax.combinators import *
 from combinax.combinators.flax import from_nnx
-from combinax.models import chat
+from combinax.models import chat, pretrained
 from combinax.models.layout import Layout, from_theirs, rules
 
 KEY = jax.random.key(0)
@@ -34,6 +34,7 @@ HEAD = aggregate() @ WEIGHED
 SEEN = mask(causal) @ score(dot)
 SUMMED = aggregate() @ normalize(row_sum) @ mask(causal) @ score(features(pointwise(jnp.exp)))
 CAUSAL = aggregate() @ normalize(softmax) @ SEEN
+NEXT = pointwise(lambda tokens: jax.nn.one_hot(tokens, 5))
 SEGMENTED = normalize(softmax) @ mask(same("segments")) @ SCORED
 
 
@@ -102,6 +103,10 @@ def apart(query, key):
 
 def narrow(query, key):
     return jnp.ones((query.position.shape[0], 4), bool)
+
+
+def steep(query, key):
+    return query["slope"] * key.position
 
 
 def first_column(score, visible):
@@ -271,6 +276,16 @@ WRITTEN: dict[str, Slip] = {
         lambda: normalize("softmax"),
         "normalize takes a normalizer such as softmax, pointwise(fn), or a function of (score, "
         "visible), not 'softmax'",
+    ),
+    "a softmax of JAX": Slip(
+        lambda: normalize(jax.nn.softmax),
+        "normalize takes a function of (score, visible), and jax.nn.softmax is not one: write "
+        "normalize(softmax) for softmax, normalize(pointwise(…)) for a function of each score by "
+        "itself",
+    ),
+    "a function of one score": Slip(
+        lambda: normalize(jax.nn.sigmoid),
+        "normalize takes a function of (score, visible), and jax.nn.sigmoid is not one",
     ),
     "a linear normalizer": Slip(lambda: normalize(linear(3)), "(score, visible), not linear(3)"),
     "a number as bias": Slip(
@@ -469,6 +484,11 @@ RUN: dict[str, Slip] = {
         lambda: run(rotary(), positions=jnp.arange(4)),
         "positions has 4 entries and there are 5 rows",
     ),
+    "a number as key": Slip(
+        lambda: run(dropout(0.5), rng=0),
+        "rng takes a key, jax.random.key(0), and gets int",
+        ContextError,
+    ),
     "mapped positions": Slip(
         lambda: jax.vmap(rotary(), (None, 0))({}, jnp.ones((5, 5, 4)), positions=jnp.arange(5)),
         "jax.vmap maps every keyword over its first axis: each(term, fixed=('positions',)) keeps "
@@ -506,7 +526,8 @@ RUN: dict[str, Slip] = {
     ),
     "a mask of floats": Slip(
         lambda: run(mask(read("m") & causal) @ SCORED, m=jnp.ones((5, 5))),
-        "a mask is boolean, True = may attend; m is float32: pass m != 0",
+        "m is float32: pass m != 0 if 1 is visible, m == 0 if it is added to scores (0 visible, "
+        "-inf hidden)",
     ),
     "a function that gives numbers": Slip(
         lambda: run(mask(apart) @ SCORED), "a mask is boolean, True = may attend; predicate("
@@ -528,6 +549,17 @@ RUN: dict[str, Slip] = {
     "a function of another shape": Slip(
         lambda: run(mask(narrow) @ SCORED),
         "a mask over 5 queries and 5 keys has shape (5, 5), where 1 counts for all; predicate(",
+    ),
+    "a mask as lengths": Slip(
+        lambda: run(normalize(softmax) @ mask(valid("m")) @ SCORED, m=TOKENS < 3),
+        "valid('m') keeps the first n keys, and m is boolean: pass numbers, for an attention mask "
+        "mask.sum(-1)",
+    ),
+    "a bias by a fact that is not named": Slip(
+        lambda: run(bias(steep) @ SCORED),
+        "marks hold 'slope' where a stage asks for it by name: bias(fn, rows=('slope',)), "
+        "predicate(fn, ('slope',))",
+        ContextError,
     ),
     "a bias of another shape": Slip(
         lambda: run(bias(read("m")) @ SCORED, m=jnp.ones((2, 5, 5))),
@@ -572,6 +604,11 @@ RUN: dict[str, Slip] = {
         lambda: run(embed(9, 2), TOKENS * 1.0), "embed takes integers and gets (5,)"
     ),
     "a list": Slip(lambda: run(linear(3), [X]), "linear takes an array and gets list"),
+    "a list of numbers": Slip(
+        lambda: called({"table": X}, embed(5, 4), [1, 2, 3]),
+        "x is an array, not a list: write jnp.array(…) of numbers",
+    ),
+    "a text": Slip(lambda: run(embed(5, 4), "hello"), "x is an array, not a str: write jnp.array"),
     "a record": Slip(
         lambda: run(linear(3), Entries(X, X, X, None)), "linear takes an array and gets entries"
     ),
@@ -595,10 +632,12 @@ RUN: dict[str, Slip] = {
     ),
     "negative positions": Slip(
         lambda: run(position_embed(8), positions=jnp.array([-1, 2, 3, 4, 8])),
-        "position -1 is past a table of 8",
+        "position -1 is before the start of a table of 8",
     ),
     "tokens past": Slip(lambda: run(embed(3, 2), TOKENS), "token 4 is past a table of 3"),
-    "negative tokens": Slip(lambda: run(embed(9, 2), TOKENS - 1), "token -1 is past a table of 9"),
+    "negative tokens": Slip(
+        lambda: run(embed(9, 2), TOKENS - 1), "token -1 is before the start of a table of 9"
+    ),
     "an odd width": Slip(
         lambda: run(rotary(), X[:, :3]), "waves come in pairs, so the width is even; it is 3"
     ),
@@ -701,7 +740,8 @@ RUN: dict[str, Slip] = {
     # how lookups run
     "a stream of whole rows": Slip(
         lambda: run(streamed(aggregate() @ normalize(sparsemax) @ score(dot) @ PROJECTED)),
-        "this lookup cannot be streamed: normalize(sparsemax) needs whole rows of scores",
+        "this lookup cannot be streamed: normalize(sparsemax) needs whole rows of scores; write "
+        "streamed(…) around the parts of a model that can be, such as streamed(heads(…))",
     ),
     "a stream of nothing": Slip(
         lambda: streamed(linear(3), 0), "block of streamed is an integer of at least 1, not 0"
@@ -778,6 +818,14 @@ RUN: dict[str, Slip] = {
         "m was given to start, and what is read of it is kept: leave it out of steps",
         ContextError,
     ),
+    "stepwise as a term": Slip(
+        lambda: stepwise(CAUSAL)({}, X), "stepwise gives two functions: start, step = stepwise("
+    ),
+    "a step swapped": Slip(
+        lambda: stepwise(silu).step(stepwise(silu).start({}, X, 8), {}, X),
+        "step takes parameters, then the state that start or the last step gave, and then rows",
+        ParameterError,
+    ),
     "no capacity": Slip(
         lambda: stepwise(HEAD).start({}, X, 0), "capacity of start is an integer of at least 1"
     ),
@@ -793,6 +841,28 @@ RUN: dict[str, Slip] = {
         lambda: models.generate(silu, {}, BATCH, 3),
         "generate continues a prompt of shape (T,), T at least 1, by at least one token, not "
         "(3, 5, 4) by 3; a batch is jax.vmap",
+    ),
+    "a text for texts": Slip(
+        lambda: pretrained.batch(Tokenizer(WordLevel({"?": 0}, "?")), "A man"),
+        "batch takes a list of texts, and gets one: ['A man']",
+    ),
+    "a prompt and parameters swapped": Slip(
+        lambda: models.generate(silu, TOKENS, cast(Any, {}), 3),
+        "generate takes parameters and then the prompt, and gets a dict",
+    ),
+    "a function to choose with": Slip(
+        lambda: models.generate(NEXT, {}, TOKENS, 3, choose=cast(Any, jnp.argmax)),
+        "choose is a term that makes logits of logits, such as greedy or keep_top_k(40), and "
+        "jax.numpy.argmax is not",
+    ),
+    "a choice that gives a token": Slip(
+        lambda: models.generate(NEXT, {}, TOKENS, 3, choose=lift(jnp.argmax)),
+        "logits of logits, such as greedy or keep_top_k(40), and lift(jax.numpy.argmax) is not",
+    ),
+    "a number to draw with": Slip(
+        lambda: models.generate(NEXT, {}, TOKENS, 3, rng=cast(Any, 0)),
+        "rng takes a key, jax.random.key(0), and gets int",
+        ContextError,
     ),
     "drafts of nothing": Slip(
         lambda: models.speculate(silu, {}, silu, {}, TOKENS, 3, ahead=0),

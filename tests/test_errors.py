@@ -106,6 +106,26 @@ def test_the_text_shows_shapes_once_they_are_known():
     )
 
 
+def test_a_lookup_as_a_whole_is_at_fault_where_no_stage_is():
+    """Whether it can be streamed, or stepped, is not said by what a stage reads."""
+    gated = named("g", models.gated_dictionary(9))
+    text = text_of(lambda: run(streamed(identity + gated @ rms_norm())))
+    assert text.startswith("the lookup at 'g' cannot be answered:\n  this lookup cannot be")
+    assert "  > compose(aggregate(), named('gate', " in text and "cannot read" not in text
+
+    head = aggregate() @ normalize(softmax) @ mask(causal) @ score(dot) @ project(4)
+    params, (start, step) = head.init(KEY, X), stepwise(head)
+    text = text_of(lambda: step(params, start(params, X, 4), X))
+    place = re.search(r"written at (test_errors.py, line \d+)", text)
+    lookup = "compose(aggregate(), normalize(softmax), mask(causal), score(do…"
+    assert place and text == (
+        "this lookup cannot be answered:\n"
+        "  position 4 is past the capacity of 4 positions\n"
+        f"    {'project(4)':<{len(lookup)}}  (5, 4) -> query (5, 4), key (5, 4), value (5, 4)\n"
+        f"  > {lookup}  written at {place[1]}"
+    )
+
+
 def test_a_lone_term_is_placed_too():
     text = text_of(lambda: run(linear(3), TOKENS[:, None]))
     place = re.search(r"written at (test_errors.py, line \d+)", text)

@@ -76,7 +76,9 @@ def test_tokens_as_they_come_are_those_of_the_loop():
         length = made.index(stop[0]) + 1
         assert cut.length == length
         assert cut.tokens.tolist() == made[:length] + [-1] * (8 - length)
-        assert list(stream_tokens(term, params, PROMPT, 8, stop=stop, **options)) == made[:length]
+        for ends in (stop, *stop):
+            tokens = stream_tokens(term, params, PROMPT, 8, stop=ends, **options)
+            assert list(tokens) == made[:length]
 
 
 def test_seeds():

