@@ -115,31 +115,43 @@ class Each(Wrapper):
         return f"each({write(self.term)}{axis}{fixed})"
 
     def wire(self, run: Run, x: Any, context: Context) -> Any:
-        sizes = {leaf.shape[self.axis] for leaf in jax.tree.leaves(x) if leaf.ndim > self.axis}
-        if len(sizes) != 1 or any(leaf.ndim <= self.axis for leaf in jax.tree.leaves(x)):
+        leaves = jax.tree.leaves(x)
+        sizes = {leaf.shape[self.axis] for leaf in leaves if has_axis(leaf, self.axis)}
+        if len(sizes) != 1 or not all(has_axis(leaf, self.axis) for leaf in leaves):
             raise CompositionError(f"each maps over axis {self.axis}, which {show(spec(x))} lacks")
         (size,) = sizes
         names = (self.term.reads | {"positions"}) - {*self.fixed, "rng"}
         given = {name: context[name] for name in names if name in context}
         for name, value in given.items():
             shape = jnp.shape(value)
-            if len(shape) <= self.axis or shape[self.axis] != size:
+            if not has_axis(value, self.axis) or shape[self.axis] != size:
                 raise CompositionError(
                     f"each maps {size} rows together with {name}, which has shape {shape}; "
                     f"fixed=({name!r},) gives it to every row whole"
                 )
         keys = {"rng": folded(context["rng"], size)} if "rng" in context else {}
         moved = {name: jnp.moveaxis(jnp.asarray(v), self.axis, 0) for name, v in given.items()}
-        return run.mapped(self, x, context, size, self.axis, {**moved, **keys}, None)
+        y = run.mapped(self, x, context, size, self.axis, {**moved, **keys}, None)
+        if not all(has_axis(leaf, self.axis) for leaf in jax.tree.leaves(y)):
+            raise CompositionError(
+                f"each puts its results back along axis {self.axis}, and {size} of them make "
+                f"{show(spec(y))}, which lacks it; map over axis 0"
+            )
+        return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, self.axis), y)
+
+
+def has_axis(value: Any, axis: int) -> bool:
+    return -jnp.ndim(value) <= axis < jnp.ndim(value)
 
 
 def each(term: Term, axis: int = 0, fixed: tuple[str, ...] = ()) -> Term:
     """`each(f)` maps f over an axis, a batch for instance: (B, …) -> (B, …) (Backus's α).
 
-    The context that f reads is mapped along the same axis, except the names in `fixed`; `rng` is
-    folded by row, so every row drops numbers of its own.
+    Results stand along the axis that was mapped: (T, B, …) -> (T, B, …) with `axis=1`. The context
+    that f reads is mapped along the same axis, except the names in `fixed`; `rng` is folded by
+    row, so every row drops numbers of its own.
 
-    Raises CompositionError where x or a piece of context lacks the axis.
+    Raises CompositionError where x, a result or a piece of context lacks the axis.
 
     >>> from combinax.combinators import pointwise
     >>> each(pointwise(jnp.square))({}, jnp.arange(3.0))

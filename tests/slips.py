@@ -487,6 +487,11 @@ RUN: dict[str, Slip] = {
     "an axis of each": Slip(
         lambda: run(each(linear(3), axis=3)), "each maps over axis 3, which (5, 4) lacks"
     ),
+    "an axis that results lack": Slip(
+        lambda: run(each(lift(first_row), axis=2), BATCH),
+        "each puts its results back along axis 2, and 4 of them make (4, 5), which lacks it; map "
+        "over axis 0",
+    ),
     "alibi alone": Slip(
         lambda: run(bias(alibi) @ SCORED),
         "alibi gives each head a slope: use it inside heads(n, …)",

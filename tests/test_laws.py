@@ -153,8 +153,19 @@ def test_each_of_a_composition(f, g, seed):
 
 def test_each_along_another_axis():
     x, term = normal(1, T, 3, D), lift(turned)
-    # Results are stacked in front, whichever axis was mapped.
-    identical(each(term, axis=1)({}, x), each(term)({}, jnp.moveaxis(x, 1, 0)))
+    first = each(term)({}, jnp.moveaxis(x, 1, 0))
+    identical(each(term, axis=1)({}, x), jnp.moveaxis(first, 0, 1))
+    identical(each(term, axis=-2)({}, x), jnp.moveaxis(first, 0, -2))
+
+
+@few
+@hypothesis.given(st.sampled_from([0, 1, 2, -2]), maps, maps, seeds)
+def test_each_of_a_composition_along_any_axis(axis, f, g, seed):
+    batch = normal(seed, 2, T, 3, D)
+    identical(each(identity, axis)({}, batch), batch)
+    whole, parts = each(f @ g, axis), each(f, axis) @ each(g, axis)
+    params = drawn(whole, batch)
+    close(whole(params, batch), parts(params, batch))
 
 
 # Products
