@@ -109,6 +109,20 @@ class Each(Wrapper):
     axis: int = 0
     fixed: tuple[str, ...] = ()
 
+    def __post_init__(self):
+        super().__post_init__()
+        for name in self.fixed:
+            if name not in self.known:
+                known = ", ".join(sorted(self.known))
+                raise CompositionError(
+                    f"each keeps {name!r} whole for {self.term!r}, which knows {known}"
+                )
+
+    @property
+    def known(self) -> frozenset[str]:
+        """The context that is mapped, but for what is fixed."""
+        return self.term.reads | {"positions"}
+
     def text(self, write: Write) -> str:
         axis = f", axis={self.axis}" if self.axis else ""
         fixed = f", fixed={self.fixed}" if self.fixed else ""
@@ -120,7 +134,7 @@ class Each(Wrapper):
         if len(sizes) != 1 or not all(has_axis(leaf, self.axis) for leaf in leaves):
             raise CompositionError(f"each maps over axis {self.axis}, which {show(spec(x))} lacks")
         (size,) = sizes
-        names = (self.term.reads | {"positions"}) - {*self.fixed, "rng"}
+        names = self.known - {*self.fixed, "rng"}
         given = {name: context[name] for name in names if name in context}
         for name, value in given.items():
             shape = jnp.shape(value)
@@ -144,20 +158,22 @@ def has_axis(value: Any, axis: int) -> bool:
     return -jnp.ndim(value) <= axis < jnp.ndim(value)
 
 
-def each(term: Term, axis: int = 0, fixed: tuple[str, ...] = ()) -> Term:
+def each(term: Term, axis: int = 0, fixed: str | tuple[str, ...] = ()) -> Term:
     """`each(f)` maps f over an axis, a batch for instance: (B, …) -> (B, …) (Backus's α).
 
     Results stand along the axis that was mapped: (T, B, …) -> (T, B, …) with `axis=1`. The context
-    that f reads is mapped along the same axis, except the names in `fixed`; `rng` is folded by
-    row, so every row drops numbers of its own.
+    that f reads is mapped along the same axis, except the names in `fixed`, or the one name; `rng`
+    is folded by row, so every row drops numbers of its own.
 
-    Raises CompositionError where x, a result or a piece of context lacks the axis.
+    Raises CompositionError for a fixed name that f does not read, and where x, a result or a piece
+    of context lacks the axis.
 
     >>> from combinax.combinators import pointwise
     >>> each(pointwise(jnp.square))({}, jnp.arange(3.0))
     Array([0., 1., 4.], dtype=float32)
     """
-    return Each(as_term(term, "each"), axis, tuple(fixed))
+    names = (fixed,) if isinstance(fixed, str) else tuple(fixed)
+    return Each(as_term(term, "each"), axis, names)
 
 
 def folded(rng: Array, size: int) -> Array:

@@ -355,6 +355,10 @@ WRITTEN: dict[str, Slip] = {
         "compose has two parts called 'a': give one another name with named('a_b', …)",
     ),
     "no name": Slip(lambda: named("a b", linear(3)), "named takes a name, not 'a b'"),
+    "fixed for none": Slip(
+        lambda: each(linear(3) @ read("a"), fixed="b"),
+        "each keeps 'b' whole for compose(linear(3), read('a')), which knows a, positions",
+    ),
     "given to none": Slip(
         lambda: given(linear(3), memory=linear(3)),
         "given passes 'memory' to linear(3), which reads nothing",

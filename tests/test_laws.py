@@ -168,6 +168,12 @@ def test_each_of_a_composition_along_any_axis(axis, f, g, seed):
     close(whole(params, batch), parts(params, batch))
 
 
+def test_one_fixed_name_is_a_name():
+    term = linear(D) @ (identity + read("lengths"))
+    assert each(term, fixed="lengths") == each(term, fixed=("lengths",))
+    assert each(term, fixed="positions").init(KEY, normal(1, 2, T, D), lengths=normal(2, 2, T, D))
+
+
 # Products
 
 
