@@ -76,14 +76,14 @@ class Term(Generic[In, Out]):
 
     @cached_property
     def digest(self) -> int:
-        return hash((type(self), self.fields))
+        return hash((type(self), exact(self.fields)))
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
             type(self) is type(other)
             and isinstance(other, Term)
             and self.digest == other.digest
-            and self.fields == other.fields
+            and exact(self.fields) == exact(other.fields)
         )
 
     def __hash__(self) -> int:
@@ -224,6 +224,13 @@ class Term(Generic[In, Out]):
         from .repeat import repeat
 
         return repeat(count, self)
+
+
+def exact(value: Any) -> Any:
+    """A field as terms compare it: 1 and 1.0, equal to Python, give numbers of other types."""
+    if isinstance(value, tuple):
+        return tuple(map(exact, value))
+    return (type(value), value) if isinstance(value, (int, float)) else value
 
 
 def rebuilt(cls: type[Term], fields: tuple[Any, ...], written: tuple[str, int] | None) -> Term:

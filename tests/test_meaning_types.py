@@ -12,9 +12,11 @@ from asking import GIVEN, NORMALIZERS, ask, close, fast, given, running, scores,
 from jax.extend.core import jaxprs_in_params
 
 from combinax.combinators import (
+    add,
     aggregate,
     causal,
     compose,
+    copies,
     cosine,
     distance,
     dot,
@@ -32,6 +34,7 @@ from combinax.combinators import (
     normalize,
     pointwise,
     project,
+    read,
     repeat,
     rms_norm,
     row_sum,
@@ -255,3 +258,11 @@ def test_equal_terms_share_a_jit_cache():
         jax.jit(term)(params, given(4, 4, seed=seed)[0])
     assert traces == ["run"]
     assert linear(4) @ first != linear(3) @ first
+
+
+def test_numbers_of_other_types_are_other_terms():
+    """1 and 1.0 are equal to Python; a jit cached for one term would serve the other."""
+    ones, x = (add(identity, 1), add(identity, 1.0)), jnp.arange(3)
+    assert ones[0] != ones[1] and ones[0] == add(identity, 1)
+    assert copies(1, read("a"), a=(1,)) != copies(1, read("a"), a=(1.0,))
+    assert [jax.jit(term)({}, x).dtype for term in ones] == [jnp.int32, jnp.float32]
