@@ -203,15 +203,25 @@ class Term(Generic[In, Out]):
 
         return compose(later, self)
 
-    def __add__(self, other: Term) -> Term:
+    def __add__(self, other: Any) -> Term:
         from .arithmetic import add
 
         return add(self, other)
 
-    def __sub__(self, other: Term) -> Term:
+    def __radd__(self, other: Any) -> Term:
+        from .arithmetic import add
+
+        return add(other, self)
+
+    def __sub__(self, other: Any) -> Term:
         from .arithmetic import subtract
 
         return subtract(self, other)
+
+    def __rsub__(self, other: Any) -> Term:
+        from .arithmetic import subtract
+
+        return subtract(other, self)
 
     def __mul__(self, factor: Any) -> Term:
         from .arithmetic import scaled

@@ -10,6 +10,7 @@ from typing import Any
 import hypothesis
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 from sampling import D, T, close, drawn, examples, few, identical, normal, paths, seeds
@@ -234,6 +235,14 @@ def test_sums_commute_and_distribute_over_what_comes_before(f, g, seed):
     identical((2.0 * f)(of(params, "f"), x), (f * 2)(of(params, "f"), x))
     identical((2.0 * f)(of(params, "f"), x), 2 * y)
     close(((f + g) @ silu)(under("add", params), x), (f @ silu + g @ silu)(params, x))
+
+
+def test_numbers_stand_on_either_side():
+    x = normal(0, T, D)
+    close((1.0 + silu)({}, x), 1 + jax.nn.silu(x))
+    close((1.0 - silu)({}, x), 1 - jax.nn.silu(x))
+    close((np.float32(1) - silu - 1)({}, x), -jax.nn.silu(x))
+    assert repr(1.0 - silu) == "subtract(constant(1.0), silu)"
 
 
 # Copies
