@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from .errors import CompositionError
@@ -206,10 +207,10 @@ class Copies(Term):
         at_least(1, self, count=self.count)
         self.flow(None)
         for name, values in self.given_values:
-            if len(values) != self.count:
+            if np.shape(values)[:1] != (self.count,):
                 raise CompositionError(
-                    f"{self.name} gives one {name} to each of {self.count} copies, and there are "
-                    f"{len(values)}"
+                    f"{self.name} gives one {name} to each of {self.count} copies, and it has "
+                    f"shape {np.shape(values)}"
                 )
 
     @property
@@ -290,4 +291,12 @@ def make_copies(word: str, count: int, term: Term, values: dict[str, Any], joine
         if name not in term.reads:
             known = ", ".join(sorted(term.reads)) or "nothing"
             raise CompositionError(f"{word} gives out {name!r} to {term!r}, which reads {known}")
-    return Copies(count, term, tuple((k, tuple(v)) for k, v in values.items()), joined)
+    given_values = tuple(
+        (name, plain(np.asarray(value).tolist())) for name, value in values.items()
+    )
+    return Copies(count, term, given_values, joined)
+
+
+def plain(values: Any) -> Any:
+    """Nested lists as tuples, which a term may hold."""
+    return tuple(map(plain, values)) if isinstance(values, list) else values

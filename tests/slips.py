@@ -369,7 +369,11 @@ WRITTEN: dict[str, Slip] = {
     ),
     "given out too often": Slip(
         lambda: copies(2, linear(3) @ read("a"), a=(1, 2, 3)),
-        "copies gives one a to each of 2 copies, and there are 3",
+        "copies gives one a to each of 2 copies, and it has shape (3,)",
+    ),
+    "one number given out": Slip(
+        lambda: copies(2, linear(3) @ read("a"), a=1.0),
+        "copies gives one a to each of 2 copies, and it has shape ()",
     ),
     "shared across what": Slip(
         lambda: shared(linear(3), "head"),

@@ -274,6 +274,16 @@ def test_copies_nest(outer, inner, seed):
     close(y.reshape(outer * inner, T, 2), flat(params, x))
 
 
+def test_values_are_given_out_as_plain_numbers():
+    term = copies(2, identity + read("slope"), slope=(0.5, 0.25))
+    for array in (np.array, jnp.array):
+        again = copies(2, identity + read("slope"), slope=array([0.5, 0.25]))
+        assert again == term and repr(again) == repr(term)
+    rows = copies(2, identity + read("row"), row=jnp.arange(2 * D).reshape(2, D))
+    x = normal(0, T, D)
+    close(rows({}, x), x + jnp.arange(2.0 * D).reshape(2, 1, D))
+
+
 # Context
 
 
