@@ -100,7 +100,7 @@ class bias(Stage):
     Give the names of context rows that a function wants with `rows`: they are then in
     `query[name]` and `key[name]`.
 
-    Raises CompositionError for a table of another shape.
+    Raises CompositionError for a table, or what a function gives, of another shape.
 
     >>> bias(alibi)
     bias(alibi)
@@ -142,8 +142,15 @@ class bias(Stage):
         if isinstance(self.what, Source):
             return score + cut(operands, marks)
         if isinstance(self.what, Bias):
-            return score + self.what.tile(operands, marks).astype(score.dtype)
-        return score + self.what(marks.query, marks.key)
+            added = self.what.tile(operands, marks).astype(score.dtype)
+        else:
+            added = self.what(marks.query, marks.key)
+        if not fits(jnp.shape(added), score.shape):
+            raise CompositionError(
+                f"{self!r} adds one number per query and key, {score.shape}, where an axis of size "
+                f"1 counts for all; this one gives {jnp.shape(added)}"
+            )
+        return score + added
 
     def apply(self, params: Any, x: Scores, context: Context) -> Scores:
         if isinstance(self.what, Source) and not (x.marks and x.marks.in_part):
@@ -151,10 +158,16 @@ class bias(Stage):
         return super().apply(params, x, context)
 
 
+def fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Whether each axis is that of the whole table or 1."""
+    padded = (1,) * (len(whole) - len(shape)) + shape
+    return len(padded) == len(whole) and all(
+        n in (1, m) for n, m in zip(padded, whole, strict=True)
+    )
+
+
 def check_table(stage: Term, table: Array, score: Array) -> None:
-    """A table fits if each of its axes is the table's or 1."""
-    padded = (1,) * (2 - table.ndim) + table.shape
-    if table.ndim > 2 or any(n not in (1, m) for n, m in zip(padded, score.shape, strict=True)):
+    if not fits(table.shape, score.shape):
         raise CompositionError(
             f"{stage!r} needs a table of shape {score.shape}, where an axis of size 1 counts for "
             f"all; it has shape {table.shape}. A table per head or sequence is mapped with them: "

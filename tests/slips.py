@@ -540,6 +540,11 @@ RUN: dict[str, Slip] = {
         "has shape (2, 5, 5). A table per head or sequence is mapped with them: "
         "heads(n, f, name=…), each(f)",
     ),
+    "a bias function of another shape": Slip(
+        lambda: run(bias(lambda query, key: jnp.ones((2, 5, 1))) @ SCORED),
+        "adds one number per query and key, (5, 5), where an axis of size 1 counts for all; this "
+        "one gives (2, 5, 1)",
+    ),
     "a score of another shape": Slip(
         lambda: run(score(lambda query, key: query) @ PROJECTED),
         "a score function gives one number per query and key, (5, 5); this one gives (5, 3)",
