@@ -59,8 +59,8 @@ class softcap(Elementwise):
 
 @form
 class temperature(Elementwise):
-    """score / t: below 1 sharpens, above 1 flattens; on arrays, logits for one, too. t is a number,
-    `learned(())` or `read(name)`.
+    """score / t: below 1 sharpens, above 1 flattens; on arrays, logits for one, too, whose type of
+    floats stays. t is a number, `learned(())` or `read(name)`.
 
     >>> from combinax.combinators import learned
     >>> temperature(learned(())).inner
@@ -87,7 +87,9 @@ class temperature(Elementwise):
         return self.inner
 
     def tile(self, operands: Any, score: Array, marks: Marks | None) -> Array:
-        return score / operands
+        divided = score / operands
+        floats = jnp.issubdtype(score.dtype, jnp.floating)
+        return divided.astype(score.dtype) if floats else divided
 
 
 @form

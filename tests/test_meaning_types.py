@@ -41,7 +41,9 @@ from combinax.combinators import (
     scaled_dot,
     score,
     slots,
+    softcap,
     softmax,
+    temperature,
     tied,
     unstack,
 )
@@ -258,6 +260,14 @@ def test_equal_terms_share_a_jit_cache():
         jax.jit(term)(params, given(4, 4, seed=seed)[0])
     assert traces == ["run"]
     assert linear(4) @ first != linear(3) @ first
+
+
+def test_a_learned_temperature_keeps_the_type():
+    term = repeat(2, softcap(5.0) @ temperature(learned(())))
+    x = jnp.array([[1.0, 2.0]], jnp.bfloat16)
+    assert term(term.init(jax.random.key(0), x), x).dtype == jnp.bfloat16
+    halved: Any = temperature(2.0)
+    assert halved({}, jnp.array([3])).tolist() == [1.5]
 
 
 def test_numbers_of_other_types_are_other_terms():
