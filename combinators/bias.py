@@ -59,8 +59,8 @@ class softcap(Elementwise):
 
 @form
 class temperature(Elementwise):
-    """score / t: below 1 sharpens, above 1 flattens; on arrays, logits for one, too. t is a number,
-    `learned(())` or `read(name)`.
+    """score / t: below 1 sharpens, above 1 flattens; on arrays, logits for one, too, whose type of
+    floats stays. t is a number, `learned(())` or `read(name)`.
 
     >>> from combinax.combinators import learned
     >>> temperature(learned(())).inner
@@ -87,7 +87,9 @@ class temperature(Elementwise):
         return self.inner
 
     def tile(self, operands: Any, score: Array, marks: Marks | None) -> Array:
-        return score / operands
+        divided = score / operands
+        floats = jnp.issubdtype(score.dtype, jnp.floating)
+        return divided.astype(score.dtype) if floats else divided
 
 
 @form
@@ -100,7 +102,7 @@ class bias(Stage):
     Give the names of context rows that a function wants with `rows`: they are then in
     `query[name]` and `key[name]`.
 
-    Raises CompositionError for a table of another shape.
+    Raises CompositionError for a table, or what a function gives, of another shape.
 
     >>> bias(alibi)
     bias(alibi)
@@ -142,8 +144,15 @@ class bias(Stage):
         if isinstance(self.what, Source):
             return score + cut(operands, marks)
         if isinstance(self.what, Bias):
-            return score + self.what.tile(operands, marks).astype(score.dtype)
-        return score + self.what(marks.query, marks.key)
+            added = self.what.tile(operands, marks).astype(score.dtype)
+        else:
+            added = self.what(marks.query, marks.key)
+        if not fits(jnp.shape(added), score.shape):
+            raise CompositionError(
+                f"{self!r} adds one number per query and key, {score.shape}, where an axis of size "
+                f"1 counts for all; this one gives {jnp.shape(added)}"
+            )
+        return score + added
 
     def apply(self, params: Any, x: Scores, context: Context) -> Scores:
         if isinstance(self.what, Source) and not (x.marks and x.marks.in_part):
@@ -151,10 +160,16 @@ class bias(Stage):
         return super().apply(params, x, context)
 
 
+def fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Whether each axis is that of the whole table or 1."""
+    padded = (1,) * (len(whole) - len(shape)) + shape
+    return len(padded) == len(whole) and all(
+        n in (1, m) for n, m in zip(padded, whole, strict=True)
+    )
+
+
 def check_table(stage: Term, table: Array, score: Array) -> None:
-    """A table fits if each of its axes is the table's or 1."""
-    padded = (1,) * (2 - table.ndim) + table.shape
-    if table.ndim > 2 or any(n not in (1, m) for n, m in zip(padded, score.shape, strict=True)):
+    if not fits(table.shape, score.shape):
         raise CompositionError(
             f"{stage!r} needs a table of shape {score.shape}, where an axis of size 1 counts for "
             f"all; it has shape {table.shape}. A table per head or sequence is mapped with them: "

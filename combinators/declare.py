@@ -106,8 +106,8 @@ def compute(term: Leaf, params: Mapping[str, Array], x: Any, context: Context, p
     except TermError:
         raise
     except (TypeError, ValueError) as error:
-        reason = f"{term!r} raised {type(error).__name__}: {str(error).splitlines()[0]}"
-        raise CompositionError(reason) from error
+        says = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+        raise CompositionError(f"{term!r} raised {says}") from error
     except Exception as error:  # passes as it is, and says where it was raised
         error.add_note(
             f"in {term!r}" + (f", written at {place(*term.written)}" if term.written else "")

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from .errors import CompositionError
@@ -109,43 +110,71 @@ class Each(Wrapper):
     axis: int = 0
     fixed: tuple[str, ...] = ()
 
+    def __post_init__(self):
+        super().__post_init__()
+        for name in self.fixed:
+            if name not in self.known:
+                known = ", ".join(sorted(self.known))
+                raise CompositionError(
+                    f"each keeps {name!r} whole for {self.term!r}, which knows {known}"
+                )
+
+    @property
+    def known(self) -> frozenset[str]:
+        """The context that is mapped, but for what is fixed."""
+        return self.term.reads | {"positions"}
+
     def text(self, write: Write) -> str:
         axis = f", axis={self.axis}" if self.axis else ""
         fixed = f", fixed={self.fixed}" if self.fixed else ""
         return f"each({write(self.term)}{axis}{fixed})"
 
     def wire(self, run: Run, x: Any, context: Context) -> Any:
-        sizes = {leaf.shape[self.axis] for leaf in jax.tree.leaves(x) if leaf.ndim > self.axis}
-        if len(sizes) != 1 or any(leaf.ndim <= self.axis for leaf in jax.tree.leaves(x)):
+        leaves = jax.tree.leaves(x)
+        sizes = {leaf.shape[self.axis] for leaf in leaves if has_axis(leaf, self.axis)}
+        if len(sizes) != 1 or not all(has_axis(leaf, self.axis) for leaf in leaves):
             raise CompositionError(f"each maps over axis {self.axis}, which {show(spec(x))} lacks")
         (size,) = sizes
-        names = (self.term.reads | {"positions"}) - {*self.fixed, "rng"}
+        names = self.known - {*self.fixed, "rng"}
         given = {name: context[name] for name in names if name in context}
         for name, value in given.items():
             shape = jnp.shape(value)
-            if len(shape) <= self.axis or shape[self.axis] != size:
+            if not has_axis(value, self.axis) or shape[self.axis] != size:
                 raise CompositionError(
                     f"each maps {size} rows together with {name}, which has shape {shape}; "
                     f"fixed=({name!r},) gives it to every row whole"
                 )
         keys = {"rng": folded(context["rng"], size)} if "rng" in context else {}
         moved = {name: jnp.moveaxis(jnp.asarray(v), self.axis, 0) for name, v in given.items()}
-        return run.mapped(self, x, context, size, self.axis, {**moved, **keys}, None)
+        y = run.mapped(self, x, context, size, self.axis, {**moved, **keys}, None)
+        if not all(has_axis(leaf, self.axis) for leaf in jax.tree.leaves(y)):
+            raise CompositionError(
+                f"each puts its results back along axis {self.axis}, and {size} of them make "
+                f"{show(spec(y))}, which lacks it; map over axis 0"
+            )
+        return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, self.axis), y)
 
 
-def each(term: Term, axis: int = 0, fixed: tuple[str, ...] = ()) -> Term:
+def has_axis(value: Any, axis: int) -> bool:
+    return -jnp.ndim(value) <= axis < jnp.ndim(value)
+
+
+def each(term: Term, axis: int = 0, fixed: str | tuple[str, ...] = ()) -> Term:
     """`each(f)` maps f over an axis, a batch for instance: (B, …) -> (B, …) (Backus's α).
 
-    The context that f reads is mapped along the same axis, except the names in `fixed`; `rng` is
-    folded by row, so every row drops numbers of its own.
+    Results stand along the axis that was mapped: (T, B, …) -> (T, B, …) with `axis=1`. The context
+    that f reads is mapped along the same axis, except the names in `fixed`, or the one name; `rng`
+    is folded by row, so every row drops numbers of its own.
 
-    Raises CompositionError where x or a piece of context lacks the axis.
+    Raises CompositionError for a fixed name that f does not read, and where x, a result or a piece
+    of context lacks the axis.
 
     >>> from combinax.combinators import pointwise
     >>> each(pointwise(jnp.square))({}, jnp.arange(3.0))
     Array([0., 1., 4.], dtype=float32)
     """
-    return Each(as_term(term, "each"), axis, tuple(fixed))
+    names = (fixed,) if isinstance(fixed, str) else tuple(fixed)
+    return Each(as_term(term, "each"), axis, names)
 
 
 def folded(rng: Array, size: int) -> Array:
@@ -178,10 +207,10 @@ class Copies(Term):
         at_least(1, self, count=self.count)
         self.flow(None)
         for name, values in self.given_values:
-            if len(values) != self.count:
+            if np.shape(values)[:1] != (self.count,):
                 raise CompositionError(
-                    f"{self.name} gives one {name} to each of {self.count} copies, and there are "
-                    f"{len(values)}"
+                    f"{self.name} gives one {name} to each of {self.count} copies, and it has "
+                    f"shape {np.shape(values)}"
                 )
 
     @property
@@ -262,4 +291,12 @@ def make_copies(word: str, count: int, term: Term, values: dict[str, Any], joine
         if name not in term.reads:
             known = ", ".join(sorted(term.reads)) or "nothing"
             raise CompositionError(f"{word} gives out {name!r} to {term!r}, which reads {known}")
-    return Copies(count, term, tuple((k, tuple(v)) for k, v in values.items()), joined)
+    given_values = tuple(
+        (name, plain(np.asarray(value).tolist())) for name, value in values.items()
+    )
+    return Copies(count, term, given_values, joined)
+
+
+def plain(values: Any) -> Any:
+    """Nested lists as tuples, which a term may hold."""
+    return tuple(map(plain, values)) if isinstance(values, list) else values

@@ -76,14 +76,14 @@ class Term(Generic[In, Out]):
 
     @cached_property
     def digest(self) -> int:
-        return hash((type(self), self.fields))
+        return hash((type(self), exact(self.fields)))
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
             type(self) is type(other)
             and isinstance(other, Term)
             and self.digest == other.digest
-            and self.fields == other.fields
+            and exact(self.fields) == exact(other.fields)
         )
 
     def __hash__(self) -> int:
@@ -203,15 +203,25 @@ class Term(Generic[In, Out]):
 
         return compose(later, self)
 
-    def __add__(self, other: Term) -> Term:
+    def __add__(self, other: Any) -> Term:
         from .arithmetic import add
 
         return add(self, other)
 
-    def __sub__(self, other: Term) -> Term:
+    def __radd__(self, other: Any) -> Term:
+        from .arithmetic import add
+
+        return add(other, self)
+
+    def __sub__(self, other: Any) -> Term:
         from .arithmetic import subtract
 
         return subtract(self, other)
+
+    def __rsub__(self, other: Any) -> Term:
+        from .arithmetic import subtract
+
+        return subtract(other, self)
 
     def __mul__(self, factor: Any) -> Term:
         from .arithmetic import scaled
@@ -224,6 +234,13 @@ class Term(Generic[In, Out]):
         from .repeat import repeat
 
         return repeat(count, self)
+
+
+def exact(value: Any) -> Any:
+    """A field as terms compare it: 1 and 1.0, equal to Python, give numbers of other types."""
+    if isinstance(value, tuple):
+        return tuple(map(exact, value))
+    return (type(value), value) if isinstance(value, (int, float)) else value
 
 
 def rebuilt(cls: type[Term], fields: tuple[Any, ...], written: tuple[str, int] | None) -> Term:

@@ -374,6 +374,10 @@ WRITTEN: dict[str, Slip] = {
         "compose has two parts called 'a': give one another name with named('a_b', …)",
     ),
     "no name": Slip(lambda: named("a b", linear(3)), "named takes a name, not 'a b'"),
+    "fixed for none": Slip(
+        lambda: each(linear(3) @ read("a"), fixed="b"),
+        "each keeps 'b' whole for compose(linear(3), read('a')), which knows a, positions",
+    ),
     "given to none": Slip(
         lambda: given(linear(3), memory=linear(3)),
         "given passes 'memory' to linear(3), which reads nothing",
@@ -384,7 +388,11 @@ WRITTEN: dict[str, Slip] = {
     ),
     "given out too often": Slip(
         lambda: copies(2, linear(3) @ read("a"), a=(1, 2, 3)),
-        "copies gives one a to each of 2 copies, and there are 3",
+        "copies gives one a to each of 2 copies, and it has shape (3,)",
+    ),
+    "one number given out": Slip(
+        lambda: copies(2, linear(3) @ read("a"), a=1.0),
+        "copies gives one a to each of 2 copies, and it has shape ()",
     ),
     "shared across what": Slip(
         lambda: shared(linear(3), "head"),
@@ -515,6 +523,11 @@ RUN: dict[str, Slip] = {
     "an axis of each": Slip(
         lambda: run(each(linear(3), axis=3)), "each maps over axis 3, which (5, 4) lacks"
     ),
+    "an axis that results lack": Slip(
+        lambda: run(each(lift(first_row), axis=2), BATCH),
+        "each puts its results back along axis 2, and 4 of them make (4, 5), which lacks it; map "
+        "over axis 0",
+    ),
     "alibi alone": Slip(
         lambda: run(bias(alibi) @ SCORED),
         "alibi gives each head a slope: use it inside heads(n, …)",
@@ -566,6 +579,11 @@ RUN: dict[str, Slip] = {
         "bias(read('m')) needs a table of shape (5, 5), where an axis of size 1 counts for all; it "
         "has shape (2, 5, 5). A table per head or sequence is mapped with them: "
         "heads(n, f, name=…), each(f)",
+    ),
+    "a bias function of another shape": Slip(
+        lambda: run(bias(lambda query, key: jnp.ones((2, 5, 1))) @ SCORED),
+        "adds one number per query and key, (5, 5), where an axis of size 1 counts for all; this "
+        "one gives (2, 5, 1)",
     ),
     "a score of another shape": Slip(
         lambda: run(score(lambda query, key: query) @ PROJECTED),

@@ -251,6 +251,13 @@ def wrong(x):
     raise ValueError("no luck\nand more")
 
 
+def test_an_error_without_a_text_is_named():
+    def silent(x):
+        raise ValueError
+
+    assert re.search(r"lift\(.*silent.*\) raised ValueError\n", text_of(lambda: run(lift(silent))))
+
+
 def missing(x):
     raise KeyError("no such thing")
 

@@ -10,6 +10,7 @@ from typing import Any
 import hypothesis
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 from sampling import D, T, close, drawn, examples, few, identical, normal, paths, seeds
@@ -153,8 +154,25 @@ def test_each_of_a_composition(f, g, seed):
 
 def test_each_along_another_axis():
     x, term = normal(1, T, 3, D), lift(turned)
-    # Results are stacked in front, whichever axis was mapped.
-    identical(each(term, axis=1)({}, x), each(term)({}, jnp.moveaxis(x, 1, 0)))
+    first = each(term)({}, jnp.moveaxis(x, 1, 0))
+    identical(each(term, axis=1)({}, x), jnp.moveaxis(first, 0, 1))
+    identical(each(term, axis=-2)({}, x), jnp.moveaxis(first, 0, -2))
+
+
+@few
+@hypothesis.given(st.sampled_from([0, 1, 2, -2]), maps, maps, seeds)
+def test_each_of_a_composition_along_any_axis(axis, f, g, seed):
+    batch = normal(seed, 2, T, 3, D)
+    identical(each(identity, axis)({}, batch), batch)
+    whole, parts = each(f @ g, axis), each(f, axis) @ each(g, axis)
+    params = drawn(whole, batch)
+    close(whole(params, batch), parts(params, batch))
+
+
+def test_one_fixed_name_is_a_name():
+    term = linear(D) @ (identity + read("lengths"))
+    assert each(term, fixed="lengths") == each(term, fixed=("lengths",))
+    assert each(term, fixed="positions").init(KEY, normal(1, 2, T, D), lengths=normal(2, 2, T, D))
 
 
 # Products
@@ -219,6 +237,14 @@ def test_sums_commute_and_distribute_over_what_comes_before(f, g, seed):
     close(((f + g) @ silu)(under("add", params), x), (f @ silu + g @ silu)(params, x))
 
 
+def test_numbers_stand_on_either_side():
+    x = normal(0, T, D)
+    close((1.0 + silu)({}, x), 1 + jax.nn.silu(x))
+    close((1.0 - silu)({}, x), 1 - jax.nn.silu(x))
+    close((np.float32(1) - silu - 1)({}, x), -jax.nn.silu(x))
+    assert repr(1.0 - silu) == "subtract(constant(1.0), silu)"
+
+
 # Copies
 
 
@@ -246,6 +272,16 @@ def test_copies_nest(outer, inner, seed):
     params = {"linear": {"kernel": kernel.reshape(D, outer * inner, 2)}}
     y = nested({"copies": {"linear": {"kernel": kernel}}}, x)
     close(y.reshape(outer * inner, T, 2), flat(params, x))
+
+
+def test_values_are_given_out_as_plain_numbers():
+    term = copies(2, identity + read("slope"), slope=(0.5, 0.25))
+    for array in (np.array, jnp.array):
+        again = copies(2, identity + read("slope"), slope=array([0.5, 0.25]))
+        assert again == term and repr(again) == repr(term)
+    rows = copies(2, identity + read("row"), row=jnp.arange(2 * D).reshape(2, D))
+    x = normal(0, T, D)
+    close(rows({}, x), x + jnp.arange(2.0 * D).reshape(2, 1, D))
 
 
 # Context

@@ -12,9 +12,11 @@ from asking import GIVEN, NORMALIZERS, ask, close, fast, given, running, scores,
 from jax.extend.core import jaxprs_in_params
 
 from combinax.combinators import (
+    add,
     aggregate,
     causal,
     compose,
+    copies,
     cosine,
     distance,
     dot,
@@ -34,14 +36,17 @@ from combinax.combinators import (
     pointwise,
     precision,
     project,
+    read,
     repeat,
     rms_norm,
     row_sum,
     scaled_dot,
     score,
     slots,
+    softcap,
     softmax,
     streamed,
+    temperature,
     tied,
     unstack,
 )
@@ -262,3 +267,19 @@ def test_equal_terms_share_a_jit_cache():
         jax.jit(term)(params, given(4, 4, seed=seed)[0])
     assert traces == ["run"]
     assert linear(4) @ first != linear(3) @ first
+
+
+def test_a_learned_temperature_keeps_the_type():
+    term = repeat(2, softcap(5.0) @ temperature(learned(())))
+    x = jnp.array([[1.0, 2.0]], jnp.bfloat16)
+    assert term(term.init(jax.random.key(0), x), x).dtype == jnp.bfloat16
+    halved: Any = temperature(2.0)
+    assert halved({}, jnp.array([3])).tolist() == [1.5]
+
+
+def test_numbers_of_other_types_are_other_terms():
+    """1 and 1.0 are equal to Python; a jit cached for one term would serve the other."""
+    ones, x = (add(identity, 1), add(identity, 1.0)), jnp.arange(3)
+    assert ones[0] != ones[1] and ones[0] == add(identity, 1)
+    assert copies(1, read("a"), a=(1,)) != copies(1, read("a"), a=(1.0,))
+    assert [jax.jit(term)({}, x).dtype for term in ones] == [jnp.int32, jnp.float32]

@@ -168,7 +168,7 @@ LOOKUPS: dict[str, Case] = {
     "tied": Case(tied(embed(7, D), residual**2 @ position_embed(9)), TOKENS),
     "given": Case(given(linear(D) @ attention + read("memory"), memory=silu)),
     "each": Case(each(residual), normal(2, T, D), axis=1, out=1),
-    "each on another axis": Case(each(residual, axis=1), normal(T, 2, D), axis=0, out=1),
+    "each on another axis": Case(each(residual, axis=1), normal(T, 2, D)),
     "precision": Case(precision(residual, sums="float32")),
     "a memory": Case(
         models.reading_decoder(2, D, 2, 3), context={"memory": MEMORY}
