@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from ..combinators import CompositionError, Term, identity, stepwise, unstack
@@ -78,7 +79,7 @@ def generate(
     prompt = checked(term, prompt, count, context)
     kind = None if dtype is None else jnp.dtype(dtype)
     static = (term, choose, keep, count, listed(stop), kind)
-    return looped(*static, params, prompt, length, key_of(rng), context)
+    return looped(*static, params, prompt, counting(length, prompt), key_of(rng), context)
 
 
 def key_of(rng: Array | None) -> Array:
@@ -92,6 +93,21 @@ def key_of(rng: Array | None) -> Array:
 def listed(stop: int | Sequence[int]) -> tuple[int, ...]:
     """The tokens to stop after, of which one may stand by itself."""
     return (stop,) if isinstance(stop, int) else tuple(stop)
+
+
+def counting(length: Any, prompt: Array) -> Any:
+    """How many tokens of the prompt count, if that is said."""
+    known = length is not None and not isinstance(length, Tracer)
+    if known and not (
+        jnp.ndim(length) == 0
+        and jnp.issubdtype(jnp.result_type(length), jnp.integer)
+        and 1 <= length <= len(prompt)
+    ):
+        raise CompositionError(
+            f"length says how many of the prompt's {len(prompt)} tokens count, from 1 on, and is "
+            f"{length!r}"
+        )
+    return length
 
 
 def checked(term: Term, prompt: ArrayLike, count: int, context: Any) -> Array:
@@ -177,7 +193,7 @@ def looped(
         state, logits = step(state, token[None], positions=length + made.length - 1)
         return state, *after(made.length, logits[-1], made)
 
-    logits = logits[length - 1]
+    logits = jnp.where((length > 0) & (length <= len(prompt)), logits[length - 1], jnp.nan)
     fact = jax.eval_shape(keep, logits, jax.ShapeDtypeStruct((), jnp.int32))
     kept = jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), fact)
     made = Generated(jnp.full(count, NO_TOKEN, jnp.int32), jnp.zeros((), jnp.int32), kept)

@@ -438,6 +438,10 @@ RUN: dict[str, Slip] = {
         lambda: run(identity + linear(3)),
         "add combines values of one shape, and its parts give (5, 4) and (5, 3)",
     ),
+    "a length of no prompt": Slip(
+        lambda: models.generate(NEXT, {}, TOKENS, 3, length=0),
+        "tokens count, from 1 on, and is 0",
+    ),
     "tables over values of their own": Slip(
         lambda: run(aggregate() @ (one_head() - 0.5 * one_head())),
         "subtract combines tables over the same values, and each of its parts has its own",

@@ -107,6 +107,8 @@ def test_ragged_prompts_in_one_batch_are_each_alone(name):
         alone = generate(term, params, prompts[row, :length], 5, choose=temperature(2.0),
                          stop=(0,), rng=keys[row])  # fmt: skip
         identical(jax.tree.map(lambda leaf, row=row: leaf[row], made), alone)
+    none = jax.vmap(partial(one, prompts[0], rng=keys[0]))(np.array([0, 7, -1]))
+    assert (none.tokens == -1).all()
 
 
 def test_log_probabilities():
