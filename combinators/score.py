@@ -69,7 +69,9 @@ def cosine(query: Array, key: Array, eps: float = 1e-12) -> Array:
 
     def unit(x):
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        return wide * jax.lax.rsqrt(jnp.sum(jnp.square(wide), -1, keepdims=True) + eps)
+        most = jax.lax.stop_gradient(jnp.max(jnp.abs(wide), -1, keepdims=True, initial=0))
+        near = wide / jnp.where(most < jnp.finfo(wide.dtype).tiny, 1, most)  # its squares are safe
+        return near * jax.lax.rsqrt(jnp.sum(jnp.square(near), -1, keepdims=True) + eps)
 
     return dot(unit(query), unit(key))
 
@@ -80,13 +82,26 @@ def distance(query: Array, key: Array) -> Array:
     >>> distance(jnp.zeros((1, 2)), jnp.ones((1, 2)))
     Array([[-2.]], dtype=float32)
     """
-    norm = lambda x: dot_rows(x, x)  # noqa: E731
-    return 2 * dot(query, key) - norm(query)[:, None] - norm(key)[None, :]
+    one_width(query.shape[-1], key.shape[-1])
+    sums = sums_of(query, key)
+    return -squares(query.astype(sums), key.astype(sums))
 
 
-def dot_rows(a: Array, b: Array) -> Array:
-    wide = jnp.promote_types(a.dtype, jnp.float32)
-    return jnp.sum(a.astype(wide) * b.astype(wide), -1)
+@jax.custom_jvp
+@jax.jit
+def squares(query: Array, key: Array) -> Array:
+    """|query - key|² of every pair: each difference is taken before it is squared, for as a sum of
+    products nothing is left of it far from the origin. Compiled, no table of differences is made.
+    """
+    return jnp.sum(jnp.square(query[:, None] - key[None]), -1)
+
+
+@squares.defjvp
+def squares_jvp(rows: tuple[Array, Array], moved: tuple[Array, Array]) -> tuple[Array, Array]:
+    """The derivative is linear in what moves, so there it is a sum of products."""
+    (query, key), (dq, dk) = rows, moved
+    own = jnp.sum(query * dq, -1)[:, None] + jnp.sum(key * dk, -1)[None]
+    return squares(query, key), 2 * (own - dot(dq, key) - dot(query, dk))
 
 
 @form

@@ -119,6 +119,39 @@ def test_scores_of_short_numbers_are_rounded_once(dtype, function):
     close(table, numpy64.SCORES[function.__name__](*exact), atol=4e-6)  # float32, numbers up to 10
 
 
+def test_distances_far_from_the_origin():
+    """Differences are taken first: of 1e4 squared, float32 would keep no fraction."""
+    q, k, _ = given(4, 5, d=64)
+    q[0] = k[0]
+    table = fast(jax.vmap(distance, (0, 0)))(q[None] + np.float32(1e4), k[None] + np.float32(1e4))
+    near = [np.asarray(x + np.float32(1e4), np.float64) for x in (q, k)]
+    close(table[0], numpy64.SCORES["distance"](*near), rtol=1e-6)
+    assert table[0, 0, 0] == 0
+    keys = jnp.asarray(k)
+    slope = fast(jax.grad(lambda q: jnp.cos(distance(q, keys / 8)).sum()))(q / 8)
+    curve = fast(jax.hessian(lambda q: distance(q, keys).sum()))(q)
+    exact = numpy64.SCORES["distance"](q.astype(float) / 8, k.astype(float) / 8)
+    pulls = 2 * (k[None] - q[:, None]).astype(float) / 8
+    close(slope, -(np.sin(exact)[..., None] * pulls).sum(1), atol=1e-5)
+    close(curve.reshape(256, 256), -2 * 5 * np.eye(256))
+
+
+@pytest.mark.parametrize("size", [1e-30, 5e-6, 1, 1e20, 1e30])
+def test_cosines_do_not_depend_on_size(size):
+    q, k, _ = given(4, 5)
+    sized, exact = np.float32(size) * q, numpy64.SCORES["cosine"](q.astype(float), k.astype(float))
+    close(fast(cosine)(sized, k), exact, atol=1e-6)
+    close(fast(cosine)(sized, sized).diagonal(), np.ones(4), atol=1e-6)
+    table = lambda q: (cosine(q, jnp.asarray(k)) * exact).sum()  # noqa: E731
+    close(size * fast(jax.grad(table))(sized), fast(jax.grad(table))(q), atol=1e-5)
+
+
+def test_the_cosine_with_nothing_is_zero_and_has_a_slope():
+    none, k = jnp.zeros((1, 3)), jnp.ones((2, 3))
+    assert cosine(none, k).tolist() == [[0, 0]]
+    assert jnp.isfinite(jax.grad(lambda q: cosine(q, k).sum())(none)).all()
+
+
 @pytest.mark.parametrize("dtype", HALF)
 def test_attention_in_short_numbers_is_float32_rounded_at_the_end(dtype):
     q, k, v = (jnp.asarray(x, dtype) for x in given(4, 5))
