@@ -60,7 +60,8 @@ class softcap(Elementwise):
 @form
 class temperature(Elementwise):
     """score / t: below 1 sharpens, above 1 flattens; on arrays, logits for one, too, whose type of
-    floats stays. t is a number, `learned(())` or `read(name)`.
+    floats stays. t is a number, `learned(())` or `read(name)`; or a table, as `bias` takes it, such
+    as `learned((T, 1))` for one of each query.
 
     >>> from combinax.combinators import learned
     >>> temperature(learned(())).inner
@@ -87,9 +88,15 @@ class temperature(Elementwise):
         return self.inner
 
     def tile(self, operands: Any, score: Array, marks: Marks | None) -> Array:
-        divided = score / operands
+        table = marks is not None and jnp.ndim(operands)
+        divided = score / (cut(operands, marks) if table else operands)
         floats = jnp.issubdtype(score.dtype, jnp.floating)
         return divided.astype(score.dtype) if floats else divided
+
+    def apply(self, params: Any, x: Any, context: Context) -> Any:
+        if isinstance(x, Scores) and isinstance(self.inner, Source):
+            check_table(self, self.operands(params, context), x)
+        return super().apply(params, x, context)
 
 
 @form
@@ -155,8 +162,8 @@ class bias(Stage):
         return score + added
 
     def apply(self, params: Any, x: Scores, context: Context) -> Scores:
-        if isinstance(self.what, Source) and not (x.marks and x.marks.in_part):
-            check_table(self, self.operands(params, context), x.score)
+        if isinstance(self.what, Source):
+            check_table(self, self.operands(params, context), x)
         return super().apply(params, x, context)
 
 
@@ -168,10 +175,11 @@ def fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
     )
 
 
-def check_table(stage: Term, table: Array, score: Array) -> None:
-    if not fits(table.shape, score.shape):
+def check_table(stage: Term, table: Array, x: Scores) -> None:
+    in_part = x.marks and x.marks.in_part  # of a tile the whole table is not known
+    if not in_part and not fits(table.shape, x.score.shape):
         raise CompositionError(
-            f"{stage!r} needs a table of shape {score.shape}, where an axis of size 1 counts for "
+            f"{stage!r} needs a table of shape {x.score.shape}, where an axis of size 1 counts for "
             f"all; it has shape {table.shape}. A table per head or sequence is mapped with them: "
             "heads(n, f, name=…), each(f)"
         )

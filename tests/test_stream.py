@@ -539,6 +539,16 @@ def test_dictionaries_within_dictionaries_are_streamed_and_so_is_nothing():
         assert streamed(term)(params, rows, key=k[:0], value=v[:0]).shape == rows.shape
 
 
+@pytest.mark.parametrize("shape", [(7, 1), (5,), (7, 5)])
+def test_temperatures_of_rows_are_cut_as_tables_are(shape):
+    term = ask(temperature(read("t")))
+    q, k, v = given(7, 5, D, D)
+    context = dict(key=k, value=v, t=np.random.default_rng(0).random(shape) + 0.5)
+    agree(streamed(term, (3, 2))({}, q, **context), term({}, q, **context), 1e-6)
+    with pytest.raises(CompositionError, match=r"needs a table of shape \(7, 5\)"):
+        term({}, q, **{**context, "t": np.ones((3, 1))})
+
+
 def test_copies_that_no_small_number_divides_are_joined_whole():
     term = streamed(ask(mask(causal)), (512, 256))
     for count, left in ((8, 1), (11, 1), (12, 2), (32, 4), (997, 997)):
