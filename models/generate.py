@@ -97,12 +97,10 @@ def listed(stop: int | Sequence[int]) -> tuple[int, ...]:
 
 def counting(length: Any, prompt: Array) -> Any:
     """How many tokens of the prompt count, if that is said."""
-    known = length is not None and not isinstance(length, Tracer)
-    if known and not (
-        jnp.ndim(length) == 0
-        and jnp.issubdtype(jnp.result_type(length), jnp.integer)
-        and 1 <= length <= len(prompt)
-    ):
+    if length is None or isinstance(length, Tracer):
+        return length
+    whole = not jnp.ndim(length) and jnp.issubdtype(jnp.result_type(length), jnp.integer)
+    if not whole or not 1 <= length <= len(prompt):
         raise CompositionError(
             f"length says how many of the prompt's {len(prompt)} tokens count, from 1 on, and is "
             f"{length!r}"
