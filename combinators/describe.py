@@ -7,7 +7,7 @@ import html
 import io
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -203,17 +203,30 @@ class Description:
         sums = [sum(getattr(row, n) for row in self.rows) for n in ("parameters", "flops", "bytes")]
         return Row((), "total", "", *sums, runs="")
 
-    def __rich__(self) -> Any:
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        """The table; where it is too wide, what runs is told below it."""
+        lines = [HEADER, *(row.cells(self.top) for row in self.rows), self.total.cells()]
+        width = sum(max(map(len, column)) + 1 for column in zip(*lines, strict=True))
+        if width <= options.max_width + 1:
+            yield self.table(len(HEADER))
+            return
+        yield self.table(len(HEADER) - 1)
+        yield from (f"{'/'.join(row.path)}: {row.runs}" for row in self.rows if row.runs)
+
+    def table(self, columns: int) -> Any:
+        """So many columns of the table."""
         from rich.table import Table
         from rich.text import Text
 
         table = Table(show_footer=True, header_style="bold", footer_style="bold", box=None)
         table.padding, table.pad_edge = (0, 1, 0, 0), False
         for index, (title, sum_) in enumerate(zip(HEADER, self.total.cells(), strict=True)):
-            justify = "right" if index in (2, 3, 4) else "left"
-            table.add_column(title, sum_, justify=justify, no_wrap=2 <= index <= 4, overflow="fold")
+            if index < columns:
+                justify = "right" if index in (2, 3, 4) else "left"
+                table.add_column(title, sum_, justify=justify, no_wrap=bool(index))
         for row in self.rows:
-            table.add_row(*(Text(cell) for cell in row.cells(self.top)))
+            cells = row.cells(self.top)[:columns]
+            table.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in cells))
         return table
 
     def __str__(self) -> str:

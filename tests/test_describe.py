@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import io
+
 import jax
 import jax.numpy as jnp
 import pytest
+from rich.console import Console
 
 from combinax.combinators import *
 
@@ -44,6 +47,21 @@ def test_a_shared_term_stands_where_it_runs():
         (3, "silu", 0),
         (3, "linear(4)", 32),
     ]
+
+
+@pytest.mark.parametrize("width", [200, 80, 60])
+def test_a_narrow_table_has_a_line_for_every_stage(width):
+    """What does not fit is cut short, and what runs is told below."""
+    attention = aggregate() @ normalize(softmax) @ mask(causal & window(32)) @ score(scaled_dot)
+    table = describe(identity + linear(4) @ heads(2, attention @ project(4)), X)
+    text = io.StringIO()
+    Console(file=text, width=width).print(table)
+    lines = text.getvalue().splitlines()
+    for line, row in zip(lines[1:], table.rows, strict=False):
+        whole, shown = "  " * (row.depth - table.top) + row.stage, line.split("…")[0]
+        assert line.startswith(whole) or ("…" in line and whole.startswith(shown))
+    told = lines if width == 200 else lines[len(table.rows) + 2 :]
+    assert sum("materialized: the table is small" in line for line in told) == 1
 
 
 # How a lookup runs

@@ -145,5 +145,5 @@ def test_nothing_is_downloaded():
 )
 def test_what_to_install(find, package, monkeypatch):
     monkeypatch.setattr(files, "find_spec", lambda name: None)
-    with pytest.raises(FileNotFoundError, match=f"pip install --no-deps {package}"):
+    with pytest.raises(FileNotFoundError, match=rf"pip install --no-deps {package} \(uv pip"):
         find()
