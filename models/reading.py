@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from ..combinators import layer_norm, rms_norm, scaled_dot
+from ..combinators import Term, layer_norm, rms_norm, scaled_dot
 
 __all__ = ["Pairs", "Promoted", "matched_pairs", "promoted_tokens", "spelled"]
 
@@ -66,6 +66,7 @@ def matched_pairs(
     count: int = 10,
     tokens: Sequence[int] | np.ndarray | None = None,
     block: int = 256,
+    norm: Term | None = None,
 ) -> Pairs:
     """Which tokens a head's queries match best with which tokens' keys: the largest of
 
@@ -73,6 +74,8 @@ def matched_pairs(
 
     over all pairs of `tokens`, by default the whole vocabulary: what the head looks for where the
     stream still holds the tokens themselves, and at one position, where rotation does nothing.
+    Parameters do not tell the eps of the model's norm: where it is not that of `rms_norm()` or
+    `layer_norm()`, give the norm.
 
     Raises IndexError for a layer or a head that is not there.
     Source: Elhage et al. 2021, A Mathematical Framework for Transformer Circuits.
@@ -80,7 +83,7 @@ def matched_pairs(
     table = np.asarray(params["embed"]["table"])
     kinds = np.arange(len(table)) if tokens is None else np.asarray(tokens)
     attention = jax.tree.map(lambda leaf: np.asarray(leaf)[layer], params["blocks"]["attention"])
-    norm = rms_norm() if "rms_norm" in attention else layer_norm()
+    norm = norm or (rms_norm() if "rms_norm" in attention else layer_norm())
     stream = norm(attention[norm.name], table[kinds])
     query, key = projected(attention["heads"], stream, head)
     best, least = Pairs(np.zeros(0, int), np.zeros(0, int), np.zeros(0)), -np.inf

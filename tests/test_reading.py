@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from combinax.combinators import observe
+from combinax.combinators import observe, rms_norm
 from combinax.models import gpt2, llama
 from combinax.models.reading import matched_pairs, promoted_tokens, spelled
 
@@ -20,8 +22,10 @@ GPT2 = dict(vocab_size=30, n_embd=24, n_layer=3, n_head=6, n_inner=5, n_position
 TERMS = {
     "llama": llama(LLAMA),
     "llama tied": llama({**LLAMA, "tie_word_embeddings": True}),
+    "llama with an eps": llama({**LLAMA, "tie_word_embeddings": True, "rms_norm_eps": 0.5}),
     "gpt2": gpt2(GPT2),
 }
+NORMS = {"llama with an eps": rms_norm(0.5)}
 every_term = pytest.mark.parametrize("name", TERMS)
 
 
@@ -60,12 +64,13 @@ def test_matched_pairs_are_those_of_the_model(name, head):
     (scores,) = (value.score for path, value in seen.items() if path.endswith("heads/score"))
     score = np.asarray(scores[0]).reshape(6, 30, 30)[head]
     order = np.argsort(-score.ravel())
+    matched = functools.partial(matched_pairs, params, 0, head, count=40, norm=NORMS.get(name))
     for kinds in (None, tokens):
-        best = matched_pairs(params, 0, head, count=40, tokens=kinds, block=7)
+        best = matched(tokens=kinds, block=7)
         np.testing.assert_allclose(best.score, score.ravel()[order[:40]], rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(best.score, score[best.query, best.key], rtol=1e-4, atol=1e-4)
         assert len({*zip(best.query, best.key, strict=True)}) == 40
-    few = matched_pairs(params, 0, head, count=40, tokens=[7, 3])
+    few = matched(tokens=[7, 3])
     assert len(few.score) == 4 and {*few.query} == {*few.key} == {7, 3}
     np.testing.assert_allclose(few.score, score[few.query, few.key], rtol=1e-4, atol=1e-4)
 
