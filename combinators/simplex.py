@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .normalize import RowNormalizer, largest_visible, shown, softmax
+from .normalize import RowNormalizer, largest_visible, lowest, shown, softmax
 from .project import at_least
 from .term import form
 from .written import Write
@@ -100,13 +100,9 @@ hardmax = Hardmax()
 
 
 def foremost(score: Array, visible: Array | None, count: int) -> Array:
-    """Where the `count` largest visible scores of each row stand."""
-    width = score.shape[-1]
-    seen = jnp.ones_like(score, bool) if visible is None else visible
-    # Sort by (hidden last, larger first, earlier first): the rank of every key in its row.
-    column = jax.lax.broadcasted_iota(jnp.int32, score.shape, 1)
-    *_, order = jax.lax.sort(
-        [~seen, -jax.lax.stop_gradient(score), column], dimension=1, num_keys=3
-    )
-    rank = jnp.argsort(order, -1)
-    return (rank < min(count, width)) & seen
+    """Where the `count` largest visible scores of each row stand, of equal ones the earlier."""
+    least = jnp.asarray(lowest(score))
+    above = jnp.maximum(jax.lax.stop_gradient(score) + 0.0, jnp.nextafter(least, 0.0))  # -0 is 0
+    _, best = jax.lax.top_k(shown(above, visible, least), min(count, score.shape[-1]))
+    chosen = jnp.put_along_axis(jnp.zeros(score.shape, bool), best, True, -1, inplace=False)
+    return chosen if visible is None else chosen & visible

@@ -17,6 +17,7 @@ from jax import Array
 
 from ..combinators import CompositionError, Leaf, pointwise, softmax
 from ..combinators.project import at_least
+from ..combinators.simplex import foremost
 
 __all__ = ["greedy", "keep_top_k", "keep_top_p", "log_probability"]
 
@@ -63,9 +64,7 @@ class keep_top_k(Choice):
         at_least(1, self, count=self.count)
 
     def apply(self, params: Any, x: Array, context: Any) -> Array:
-        _, best = jax.lax.top_k(x, min(self.count, x.shape[-1]))
-        kept = jnp.any(jax.nn.one_hot(best, x.shape[-1], dtype=bool), -2)
-        return only(x, kept)
+        return only(x, foremost(x, None, self.count))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
