@@ -122,22 +122,25 @@ def sight(lookup: Lookup) -> Sight:
     return Sight(back if back <= HORIZON // 2 else None, bool((where > 0).any()))
 
 
-NEAR = 64
+NEAR = 256
+"""How far ahead a query is asked about, and how many queries are asked at once."""
 
 
 def pauses(lookup: Lookup, capacity: int) -> bool:
-    """Whether a lookup that may see ahead has a place where no query waits for a later key, such
-    as the end of a prefix or of a block: looked for at the last places and at powers of two."""
-    powers = (2**n - 1 for n in range(capacity.bit_length() + 1))
-    ends = {end for end in powers if end < capacity} | {*range(capacity)[-NEAR:]}
-
-    def waits(end: int) -> bool:
-        query = np.arange(max(0, end + 1 - NEAR), end + 1)[:, None]
-        key = np.arange(end + 1, end + 1 + NEAR)[None]
-        return bool(np.any(sees(lookup, Rows(query, query), Rows(key, key))))
-
-    with jax.ensure_compile_time_eval():
-        return not all(map(waits, ends))
+    """Whether a lookup that may see ahead has a place below the capacity where no query waits for
+    a later key, such as the end of a prefix or of a block."""
+    farthest = -1
+    for start in range(0, capacity, NEAR):
+        query = np.arange(start, min(start + NEAR, capacity))[:, None]
+        key = np.arange(start, start + 2 * NEAR)[None]
+        with jax.ensure_compile_time_eval():
+            table = np.asarray(sees(lookup, Rows(query, query), Rows(key, key)))
+        last = np.where(table, key, farthest).max(1, keepdims=True)
+        awaited = np.maximum.accumulate(last)
+        if (awaited <= query).any():
+            return True
+        farthest = int(awaited[-1, 0])
+    return False
 
 
 # The stages of a lookup

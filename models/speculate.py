@@ -16,7 +16,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ..combinators import CompositionError, Term, identity, softmax, unstack
-from .generate import Generated, begin, checked, chosen, drawn, key_of
+from .generate import NO_TOKEN, Generated, begin, checked, chosen, drawn, key_of
 
 __all__ = ["speculate"]
 
@@ -65,7 +65,8 @@ def judged(
     small, _, propose = read(draft, unstack(draft, draft_params))
 
     def likely(logits: Array) -> Array:
-        return softmax({}, chosen(choose, logits))
+        unsound = jnp.isnan(logits).any(-1, keepdims=True)
+        return jnp.where(unsound, jnp.nan, softmax({}, chosen(choose, logits)))
 
     def round_of(carry: Any) -> Any:
         large, small, last, tokens, made, rounds = carry
@@ -80,21 +81,26 @@ def judged(
         # One step more than there are drafts, so that the last of them is in its state as well.
         (small, _), (asked, q) = jax.lax.scan(guess, (small, last), jnp.arange(ahead + 1))
         large, logits = judge(large, asked, positions=at)
-        p, q, drafts = likely(logits), q.at[-1].set(0), asked[1:]
+        p, q, drafts = likely(logits), jnp.nan_to_num(q.at[-1].set(0)), asked[1:]
 
         place = jnp.arange(ahead)
         luck = jax.random.uniform(jax.random.fold_in(key, ahead + 1), (ahead,))
-        right = luck * q[place, drafts] < p[place, drafts]
+        right = (luck * q[place, drafts] < p[place, drafts]) & (drafts != NO_TOKEN)
         good = jnp.cumprod(right).sum()
         rest = jnp.maximum(p[good] - q[good], 0)
         other = jax.random.categorical(jax.random.fold_in(key, ahead + 2), jnp.log(rest))
-        other = jnp.where(jnp.isnan(rest).any(), -1, other).astype(jnp.int32)
+        other = jnp.where(jnp.isnan(rest).any(), NO_TOKEN, other).astype(jnp.int32)
         found = jnp.append(drafts, other).at[good].set(other)
+        found = jnp.where(jnp.arange(ahead + 1) > good, NO_TOKEN, found)
         tokens = jax.lax.dynamic_update_slice_in_dim(tokens, found, made, 0)
         return large, small, other, tokens, made + good + 1, rounds + 1
 
+    def unfinished(carry: Any) -> Array:
+        _, _, last, _, made, _ = carry
+        return (made < count) & (last != NO_TOKEN)
+
     first = drawn(choose, rng, 0, logits[-1])
-    tokens = jnp.zeros(room, jnp.int32).at[0].set(first)
+    tokens = jnp.full(room, NO_TOKEN, jnp.int32).at[0].set(first)
     carry = large, small, first, tokens, jnp.ones((), jnp.int32), jnp.ones((), jnp.int32)
-    *_, tokens, made, rounds = jax.lax.while_loop(lambda carry: carry[4] < count, round_of, carry)
+    *_, tokens, made, rounds = jax.lax.while_loop(unfinished, round_of, carry)
     return Generated(tokens[:count], jnp.minimum(made, count), rounds)

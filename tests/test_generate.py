@@ -260,6 +260,29 @@ def test_a_draft_that_is_right_saves_steps():
     assert made.kept == 3  # the prompt, and twice three drafts and one more
 
 
+def counting(wrong):
+    """A model that counts up to 5, and knows nothing after one token."""
+
+    def logits(tokens):
+        return jnp.where(tokens[:, None] == wrong, jnp.nan, jax.nn.one_hot((tokens + 1) % 5, 5))
+
+    return pointwise(logits)
+
+
+@pytest.mark.parametrize(
+    "wrong, draft, choose",
+    [(0, 2, greedy), (0, 3, temperature(0.01)), (1, -1, greedy), (3, 3, greedy)],
+)
+def test_speculation_ends_where_generation_does(wrong, draft, choose):
+    """Logits that are NaN draw no token, those of a draft change nothing."""
+    alone = generate(counting(wrong), {}, np.array([1]), 7, choose=choose)
+    made = speculate(
+        counting(wrong), {}, counting(draft), {}, np.array([1]), 7, ahead=3, choose=choose
+    )
+    identical(made.tokens, alone.tokens)
+    assert made.length == alone.length == [5, 1, 3][[0, 1, 3].index(wrong)]
+
+
 def chain(rows):
     """A model in which the next token depends on the last by a table of probabilities."""
     return pointwise(lambda tokens: jnp.log(jnp.asarray(rows))[tokens])

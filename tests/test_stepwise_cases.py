@@ -278,6 +278,15 @@ def test_bytes_of_state_per_token(groups, dtype, form):
     assert sizes[1] - sizes[0] == layers * groups * (key + value) * (2 if dtype else 4)
 
 
+@pytest.mark.parametrize("capacity", [100, 1000, 1080, 1100, 1170, 2047])
+def test_blocks_are_stepped_at_any_capacity_that_holds_one(capacity):
+    term = model(seen=block_causal(100), layers=1)
+    params, (start, _) = drawn(term, TOKENS), stepwise(term)
+    jax.eval_shape(lambda: start(params, TOKENS[:1], capacity))
+    with pytest.raises(CompositionError, match="a query sees keys that come later"):
+        start(params, TOKENS[:1], 99)
+
+
 def test_state_of_a_window_is_constant():
     term = POSITIONED["window"]
     params = drawn(term, TOKENS)
