@@ -15,7 +15,7 @@ from .errors import CompositionError
 from .parameter import Initializer, Parameter
 from .run import Context
 from .term import Leaf, as_function, form
-from .written import Write, reference
+from .written import Write, documented, reference
 
 __all__ = ["constant", "identity", "learned", "lift", "pointwise", "read"]
 
@@ -95,8 +95,10 @@ def same(x: Any) -> Any:
     return x
 
 
-identity = pointwise(same, "identity")
-"""The function that gives back what it takes: the unit of composition."""
+identity = documented(
+    "The function that gives back what it takes: the unit of composition.",
+    pointwise(same, "identity"),
+)
 
 
 # Constants
