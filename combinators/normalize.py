@@ -23,7 +23,7 @@ from .records import Scores, Weights
 from .run import Context
 from .term import Leaf, as_function, form
 from .values import pointwise
-from .written import Write, reference
+from .written import Write, documented, reference
 
 __all__ = [
     "RowNormalizer", "gelu", "gelu_tanh", "log_sum_exp", "normalize", "relu", "relu_squared",
@@ -60,18 +60,14 @@ def exact_gelu(x: Array) -> Array:
 
 # Elementwise normalizers are pointwise terms: on an array they are the activation itself.
 
-relu = pointwise(rectified, "relu")
-"""max(x, 0)."""
-relu_squared = pointwise(squared_relu, "relu_squared")
-"""max(x, 0)² (So et al. 2021)."""
-gelu = pointwise(exact_gelu, "gelu")
-"""x Φ(x), exact (Hendrycks and Gimpel 2016)."""
-gelu_tanh = pointwise(tanh_gelu, "gelu_tanh")
-"""The tanh form of gelu (Hendrycks and Gimpel 2016)."""
-silu = pointwise(swish, "silu")
-"""x sigmoid(x) (Elfwing et al. 2017)."""
-sigmoid = pointwise(logistic, "sigmoid")
-"""1 / (1 + exp(-x))."""
+relu = documented("max(x, 0).", pointwise(rectified, "relu"))
+relu_squared = documented("max(x, 0)² (So et al. 2021).", pointwise(squared_relu, "relu_squared"))
+gelu = documented("x Φ(x), exact (Hendrycks and Gimpel 2016).", pointwise(exact_gelu, "gelu"))
+gelu_tanh = documented(
+    "The tanh form of gelu (Hendrycks and Gimpel 2016).", pointwise(tanh_gelu, "gelu_tanh")
+)
+silu = documented("x sigmoid(x) (Elfwing et al. 2017).", pointwise(swish, "silu"))
+sigmoid = documented("1 / (1 + exp(-x)).", pointwise(logistic, "sigmoid"))
 
 
 # Row normalizers

@@ -13,7 +13,7 @@ from .maybe import ANYTHING, Maybe, truth
 from .project import at_least
 from .records import Rows
 from .values import read
-from .written import reference
+from .written import documented, reference
 
 __all__ = [
     "Predicate", "block_causal", "causal", "dilated", "predicate", "prefix", "same", "valid",
@@ -189,7 +189,10 @@ def at_or_before(query: Rows, key: Rows) -> Array:
     return key.position <= query.position
 
 
-causal = predicate(at_or_before, label="causal")
+causal = documented(
+    "A query sees the key at its own position and those before it.",
+    predicate(at_or_before, label="causal"),
+)
 
 
 @value

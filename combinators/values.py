@@ -12,10 +12,11 @@ import jax
 from jax import Array
 
 from .errors import CompositionError
+from .kinds import Width
 from .parameter import Initializer, Parameter
 from .run import Context
 from .term import Leaf, as_function, form
-from .written import Write, reference
+from .written import PACKAGE, Write, documented, reference
 
 __all__ = ["constant", "identity", "learned", "lift", "pointwise", "read"]
 
@@ -50,8 +51,8 @@ class lift(Leaf):
 class pointwise(Leaf):
     """A function that acts position by position: safe to step, to shard, and on tiles of scores.
 
-    On an array it is the function itself; on Scores it acts on the scores, on Weights on the
-    weights. `normalize(pointwise(fn))` weighs each score by itself.
+    On an array it is the function itself, which may change the last axis; on Scores it acts on the
+    scores, on Weights on the weights. `normalize(pointwise(fn))` weighs each score by itself.
 
     >>> pointwise(jnp.square)({}, jnp.arange(3.0))
     Array([0., 1., 4.], dtype=float32)
@@ -74,7 +75,9 @@ class pointwise(Leaf):
         return self.label or "pointwise"
 
     def flow(self, kind: Any) -> Any:
-        return kind
+        """Functions of this package keep the width; another may change it."""
+        ours = str(getattr(self.function, "__module__", "")).startswith(PACKAGE)
+        return Width() if isinstance(kind, Width) and not ours else kind
 
     def operands(self, params: Any, context: Context) -> Any:
         return ()
@@ -95,8 +98,10 @@ def same(x: Any) -> Any:
     return x
 
 
-identity = pointwise(same, "identity")
-"""The function that gives back what it takes: the unit of composition."""
+identity = documented(
+    "The function that gives back what it takes: the unit of composition.",
+    pointwise(same, "identity"),
+)
 
 
 # Constants

@@ -7,12 +7,13 @@ import importlib
 import sys
 from collections.abc import Callable
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["Write", "arguments", "place", "reference", "written"]
+__all__ = ["Write", "arguments", "documented", "place", "reference", "written"]
 
 PACKAGE = __name__.split(".")[0] + "."
 
+Value = TypeVar("Value")
 
 Write = Callable[[Any], str]
 """How a term writes its parts: `repr` as Python, `str` as an equation."""
@@ -106,3 +107,9 @@ def written() -> tuple[str, int] | None:
 def place(filename: str, line: int) -> str:
     """A place in the user's code: "model.py, line 3"."""
     return f"{filename.rsplit('/', 1)[-1]}, line {line}"
+
+
+def documented(text: str, value: Value) -> Value:
+    """The value with a text of its own, which `help` shows in place of that of its class."""
+    object.__setattr__(value, "__doc__", text)
+    return value

@@ -30,14 +30,17 @@ from ..combinators import (
     shared,
     softmax,
 )
+from ..combinators.written import documented
 
 __all__ = [
     "causal_scores", "cross_attention", "from_context", "grouped_heads", "head", "multi_head",
     "one_memory",
 ]  # fmt: skip
 
-causal_scores = mask(causal) @ score(scaled_dot)
-"""The scores of a decoder: no query sees a key that comes after it."""
+causal_scores = documented(
+    "The scores of a decoder: no query sees a key that comes after it.",
+    mask(causal) @ score(scaled_dot),
+)
 
 
 def head(

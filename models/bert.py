@@ -35,6 +35,7 @@ from ..combinators import (
     tied,
     valid,
 )
+from ..combinators.written import documented
 from .attention import multi_head
 from .configuration import Config, activation, require
 from .dictionary import biased_dictionary
@@ -114,17 +115,18 @@ def of_length_one(x: Array) -> Array:
     return (wide / jnp.maximum(size, 1e-12)).astype(x.dtype)
 
 
-unit = pointwise(of_length_one, "unit")
-"""x / |x|, over the last axis; 0 where x is 0."""
+unit = documented("x / |x|, over the last axis; 0 where x is 0.", pointwise(of_length_one, "unit"))
 
-mean_pool = compose(
-    aggregate(),
-    normalize(softmax),
-    mask(valid("lengths")),
-    score(scaled_dot, scale=0.0),
-    project(query=lift(first), key=identity, value=identity),
+mean_pool = documented(
+    "The mean of the first `lengths` rows, (T, d) -> (1, d): a question all keys answer alike.",
+    compose(
+        aggregate(),
+        normalize(softmax),
+        mask(valid("lengths")),
+        score(scaled_dot, scale=0.0),
+        project(query=lift(first), key=identity, value=identity),
+    ),
 )
-"""The mean of the first `lengths` rows, (T, d) -> (1, d): a question that all keys answer alike."""
 
 
 def sentence(encoder: Term) -> Term:

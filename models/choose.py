@@ -18,6 +18,7 @@ from jax import Array
 from ..combinators import CompositionError, Leaf, pointwise, softmax
 from ..combinators.project import at_least
 from ..combinators.simplex import foremost
+from ..combinators.written import documented
 
 __all__ = ["greedy", "keep_top_k", "keep_top_p", "log_probability"]
 
@@ -42,8 +43,10 @@ def largest_alone(logits: Array) -> Array:
     return only(logits, jnp.arange(logits.shape[-1]) == best)
 
 
-greedy = pointwise(largest_alone, "greedy")
-"""Only the largest logit, the earlier one among equals: (…, V) -> (…, V)."""
+greedy = documented(
+    "Only the largest logit, the earlier one among equals: (…, V) -> (…, V).",
+    pointwise(largest_alone, "greedy"),
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import pkgutil
+import pydoc
 import re
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import jax.numpy as jnp
 import pytest
 
 import combinax.combinators
+import combinax.models
+from combinax.combinators import Predicate, Term
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("combinators", "models", "train")
@@ -34,6 +37,19 @@ def test_doctests(name: str) -> None:
     given = {"jax": jax, "jnp": jnp, **words, **vars(module)}
     options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     assert doctest.testmod(module, globs=given, optionflags=options).failed == 0
+
+
+def test_help_of_a_value_is_its_own() -> None:
+    """help(greedy) tells of greedy, not of the class that it shares with others."""
+    public = {
+        word: getattr(module, word)
+        for module in (combinax.combinators, combinax.models)
+        for word in module.__all__
+    }
+    values = {w: v for w, v in public.items() if isinstance(v, (Term, Predicate))}
+    texts = {pydoc.plain(pydoc.render_doc(value)).partition("\n")[2] for value in values.values()}
+    assert {"greedy", "causal", "identity", "unit", "mean_pool"} < set(values)
+    assert len(texts) == len(values) and "0 where x is 0" in pydoc.render_doc(public["unit"])
 
 
 def test_readme_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -285,6 +285,12 @@ def test_a_primitive_of_ones_own_raises_as_the_others_do():
     assert "halves needs an even width, not 3\n" in text and "linear(3)  (5, 4) -> (5, 3)" in text
 
 
+def test_a_pointwise_function_of_ones_own_may_change_the_width():
+    term = linear(4) + pointwise(lambda x: x[..., :4]) @ linear(8)
+    assert run(term).shape == (5, 4)
+    assert "its parts give (…, 4) and (…, 8)" in text_of(lambda: linear(4) + gelu @ linear(8))
+
+
 # Hints that help
 
 
