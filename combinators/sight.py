@@ -126,9 +126,19 @@ NEAR = 256
 """How far ahead a query is asked about, and how many queries are asked at once."""
 
 
-def pauses(lookup: Lookup, capacity: int) -> bool:
-    """Whether a lookup that may see ahead has a place below the capacity where no query waits for
-    a later key, such as the end of a prefix or of a block."""
+def pauses(lookup: Lookup, capacity: int, alone: int | None) -> bool:
+    """Whether a lookup that may see ahead can be answered step by step: where no query waits at
+    some place below the capacity; or, where rows come one by one from `alone` on, at all from there
+    on."""
+    pieces = rests(lookup, capacity)
+    if alone is None:
+        return any(piece.any() for piece in pieces)
+    return bool(np.concatenate([*pieces])[alone - 1 : -1].all())
+
+
+def rests(lookup: Lookup, capacity: int) -> Iterator[np.ndarray]:
+    """For every place below the capacity, some at a time, whether no query up to there waits for a
+    later key, as at the end of a prefix or of a block."""
     farthest = -1
     for start in range(0, capacity, NEAR):
         query = np.arange(start, min(start + NEAR, capacity))[:, None]
@@ -137,10 +147,8 @@ def pauses(lookup: Lookup, capacity: int) -> bool:
             table = np.asarray(sees(lookup, Rows(query, query), Rows(key, key)))
         last = np.where(table, key, farthest).max(1, keepdims=True)
         awaited = np.maximum.accumulate(last)
-        if (awaited <= query).any():
-            return True
+        yield (awaited <= query)[:, 0]
         farthest = int(awaited[-1, 0])
-    return False
 
 
 # The stages of a lookup

@@ -50,6 +50,7 @@ class Plan(NamedTuple):
     capacity: int
     slack: int
     dtype: Any
+    alone: int | None
 
 
 class Starting(Alive):
@@ -155,7 +156,7 @@ class Starting(Alive):
     def room(self, lookup: Lookup, chunk: Any) -> Memory:
         """A new memory of as many rows as the lookup sees back, if less than the capacity."""
         back, ahead = sight(lookup)
-        if ahead and not pauses(lookup, self.plan.capacity):
+        if ahead and not pauses(lookup, self.plan.capacity, self.plan.alone):
             raise CompositionError(looks_ahead(lookup))
         rows = self.plan.capacity
         rows = rows if back is None else min(rows, back + self.plan.slack)
@@ -300,11 +301,11 @@ class Starter:
 
     def __call__(
         self, params: Any, x: Any, capacity: int, *, slack: int = 0, dtype: Any = None,
-        **context: Any,
+        alone: int | None = None, **context: Any,
     ) -> State:  # fmt: skip
         at_least(1, "start", capacity=capacity)
         at_least(0, "start", slack=slack)
-        plan = Plan(capacity, slack, None if dtype is None else jnp.dtype(dtype))
+        plan = Plan(capacity, slack, None if dtype is None else jnp.dtype(dtype), alone)
         context = {name: value for name, value in context.items() if name != "rng"}
         x = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), spec(x))
         # An array of shape (0, …) takes no room and remembers a shape and a type.
@@ -403,7 +404,7 @@ class Stepwise(NamedTuple):
 def stepwise(term: Term) -> Stepwise:
     """A term that looks only backwards, as a pair of pure functions whose steps are the whole:
 
-        state    = start(params, x, capacity, slack=0, dtype=None, **context)
+        state    = start(params, x, capacity, slack=0, dtype=None, alone=None, **context)
         state, y = step(params, state, x, positions=None, **context)
 
     `start` takes an example of one chunk, abstract if you like, and gives a state that holds
@@ -416,8 +417,9 @@ def stepwise(term: Term) -> Stepwise:
     `slack` more. It may be jitted, donated, saved, forked. `positions` is one per row, or the first
     one alone; rows follow each other from 0, and go on where the last step ended if not given. To
     go back, pass an earlier one: any where all rows are kept, up to `slack` back in a window.
-    `dtype` is the type in which keys and values are kept. A batch is `each`, or `jax.vmap` of both
-    functions; its rows may stand at different positions.
+    `dtype` is the type in which keys and values are kept. Rows from position `alone` on are to come
+    one by one, so a query that waits for one of them is refused at once. A batch is `each`, or
+    `jax.vmap` of both functions; its rows may stand at different positions.
 
     Raises CompositionError for a term that looks ahead, and for a step past the capacity, after a
     gap, or too far back. Where positions are traced nothing can be raised: the step gives NaN.

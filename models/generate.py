@@ -125,11 +125,14 @@ def checked(term: Term, prompt: ArrayLike, count: int, context: Any) -> Array:
 
 
 def begin(
-    term: Term, params: Any, prompt: Array, more: int, slack: int, dtype: Any, context: Any
-) -> tuple[Any, Array, Callable[..., Any]]:
-    """The prompt read: state, logits, and the step that goes on from there."""
+    term: Term, params: Any, prompt: Array, more: int, slack: int, dtype: Any, context: Any,
+    alone: int | None = None,
+) -> tuple[Any, Array, Callable[..., Any]]:  # fmt: skip
+    """The prompt read: state, logits, and the step that goes on from there. What is drawn comes one
+    by one, and so does a prompt from `alone` on."""
     start, step = stepwise(term)
-    state = start(params, prompt, len(prompt) + more, slack=slack, dtype=dtype, **context)
+    plan = dict(slack=slack, dtype=dtype, alone=alone or len(prompt))
+    state = start(params, prompt, len(prompt) + more, **plan, **context)
     context = {name: value for name, value in context.items() if name not in state["given"]}
     state, logits = step(params, state, prompt, **context)
     return state, logits, partial(step, params, **context)
@@ -152,10 +155,11 @@ def chosen(choose: Term, logits: Array) -> Array:
     )
 
 
-def adds_up(state: Any) -> bool:
-    """Whether a lookup keeps sums over its keys in place of rows."""
+def refuse_sums(state: Any, why: str) -> None:
+    """Refuse a state in which a lookup keeps sums over its keys in place of rows."""
     paths = (path for path, _ in jax.tree_util.tree_leaves_with_path(state["memory"]))
-    return any(getattr(path[-1], "key", "") == "mixed" for path in paths)
+    if any(getattr(path[-1], "key", "") == "mixed" for path in paths):
+        raise CompositionError(f"{why}, and keys that are summed up cannot be forgotten")
 
 
 @partial(jax.jit, static_argnums=range(6))
@@ -166,12 +170,10 @@ def looped(
     params = unstack(term, params)  # layers written out step faster than a scan of them
     # Padding that was read is overwritten: it may be all of the prompt but one token.
     slack = 0 if length is None else len(prompt) - 1
-    state, logits, step = begin(term, params, prompt, count, slack, dtype, context)
-    if length is not None and adds_up(state):
-        raise CompositionError(
-            "length leaves the end of a prompt out, which keys that are summed up cannot forget: "
-            "give each prompt alone"
-        )
+    alone = None if length is None else 1  # what stands after a prompt counts for none of it
+    state, logits, step = begin(term, params, prompt, count, slack, dtype, context, alone)
+    if length is not None:
+        refuse_sums(state, "give each prompt alone: length leaves its end out")
     length = len(prompt) if length is None else length
 
     def after(number: Any, logits: Array, made: Generated) -> tuple[Array, Array, Generated]:

@@ -16,7 +16,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ..combinators import CompositionError, Term, identity, softmax, unstack
-from .generate import NO_TOKEN, Generated, begin, checked, chosen, drawn, key_of
+from .generate import NO_TOKEN, Generated, begin, checked, chosen, drawn, key_of, refuse_sums
 
 __all__ = ["speculate"]
 
@@ -38,7 +38,8 @@ def speculate(
     With `choose=greedy` the tokens are those of `generate`; otherwise they have the same
     distribution. `kept` is how many steps of `term` it took (Leviathan et al. 2023).
 
-    Raises CompositionError for drafts of no token, and what `generate` raises.
+    Raises CompositionError for drafts of no token, for terms whose keys are summed up, and what
+    `generate` raises.
 
     >>> from combinax.models import greedy
     >>> count_up = pointwise(lambda tokens: jax.nn.one_hot((tokens + 1) % 5, 5))
@@ -63,6 +64,8 @@ def judged(
     read = partial(begin, prompt=prompt, more=room, slack=ahead, dtype=None, context={})
     large, logits, judge = read(term, unstack(term, params))
     small, _, propose = read(draft, unstack(draft, draft_params))
+    for state in (large, small):
+        refuse_sums(state, "use generate: drafts that are refused are taken back")
 
     def likely(logits: Array) -> Array:
         unsound = jnp.isnan(logits).any(-1, keepdims=True)
@@ -86,7 +89,7 @@ def judged(
         place = jnp.arange(ahead)
         luck = jax.random.uniform(jax.random.fold_in(key, ahead + 1), (ahead,))
         right = (luck * q[place, drafts] < p[place, drafts]) & (drafts != NO_TOKEN)
-        good = jnp.cumprod(right).sum()
+        good = jnp.cumprod(right).sum(dtype=jnp.int32)
         rest = jnp.maximum(p[good] - q[good], 0)
         other = jax.random.categorical(jax.random.fold_in(key, ahead + 2), jnp.log(rest))
         other = jnp.where(jnp.isnan(rest).any(), NO_TOKEN, other).astype(jnp.int32)

@@ -73,6 +73,18 @@ def called(params: Any, term: Term = linear(3), x: Any = X) -> Any:
 HERE = Path(__file__).parent
 
 
+def summed() -> tuple[Term, Any]:
+    """A small language model whose keys are summed up, and its parameters."""
+    term = linear(7) @ SUMMED @ project(4) @ embed(7, 4)
+    return term, term.init(KEY, TOKENS)
+
+
+def head(seen: Any) -> Term:
+    """A small language model."""
+    attention = compose(aggregate(), normalize(softmax), mask(seen), score(dot), project(4))
+    return linear(7) @ attention @ embed(7, 4)
+
+
 def one_head() -> Term:
     return normalize(softmax) @ score(dot) @ project(4)
 
@@ -778,14 +790,16 @@ RUN: dict[str, Slip] = {
     ),
     "no temperature": Slip(lambda: temperature(0.0), "temperature is a positive number, not 0.0"),
     "a prompt cut short where keys are summed up": Slip(
-        lambda: models.generate(
-            linear(7) @ SUMMED @ project(4) @ embed(7, 4),
-            (linear(7) @ SUMMED @ project(4) @ embed(7, 4)).init(KEY, TOKENS),
-            TOKENS,
-            2,
-            length=2,
-        ),
-        "keys that are summed up cannot forget",
+        lambda: models.generate(*summed(), TOKENS, 2, length=2),
+        "give each prompt alone: length leaves its end out, and keys that are summed up",
+    ),
+    "drafts where keys are summed up": Slip(
+        lambda: models.speculate(*summed(), *summed(), TOKENS, 2),
+        "use generate: drafts that are refused are taken back, and keys that are summed up",
+    ),
+    "a prompt that ends inside a prefix": Slip(
+        lambda: models.generate(head(prefix(9)), head(prefix(9)).init(KEY, TOKENS), TOKENS, 2),
+        "after mask(prefix(9)) a query sees keys that come later",
     ),
     # functions of one's own
     "lift": Slip(

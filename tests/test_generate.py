@@ -224,6 +224,13 @@ def test_half_the_tokens_lie_in_each_half_of_a_large_vocabulary():
     assert abs((tokens < 4096).mean() - 0.5) < 0.1
 
 
+def test_generation_counts_in_32_bits():
+    with jax.enable_x64():
+        term, params = POSITIONED["rotary"], drawn(POSITIONED["rotary"], TOKENS)
+        ours = speculate(term, params, term, params, PROMPT, 4, choose=greedy)
+        identical(ours.tokens, generate(term, params, PROMPT, 4, choose=greedy).tokens)
+
+
 def test_a_term_that_rematerializes_generates():
     blocks, norm = BODY.parts
     again = repeat(2, *blocks.parts, remat=jax.checkpoint)
