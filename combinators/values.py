@@ -76,12 +76,6 @@ class pointwise(Leaf):
     def flow(self, kind: Any) -> Any:
         return kind
 
-    def operands(self, params: Any, context: Context) -> Any:
-        return ()
-
-    def tile(self, operands: Any, score: Array, marks: Any) -> Array:
-        return self.function(score)
-
     def apply(self, params: Any, x: Any, context: Context) -> Any:
         match x:
             case _ if hasattr(x, "score"):
