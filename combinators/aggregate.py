@@ -18,7 +18,11 @@ __all__ = ["aggregate", "largest", "weighted_sum"]
 
 
 def weighted_sum(weights: Weights) -> Array:
-    """sum over s of weight[t, s] value[s]: the weights applied to their values."""
+    """sum over s of weight[t, s] value[s]: the weights applied to their values.
+
+    >>> weighted_sum(Weights(jnp.array([[0.5, 0.25]]), jnp.array([[2.0], [8.0]])))
+    Array([[3.]], dtype=float32)
+    """
     return weights(weights.value)
 
 

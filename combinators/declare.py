@@ -152,6 +152,10 @@ def axes(term: Term, x: Any, **context: Any) -> dict[str, Any]:
 
     One source for sharding rules, weight-decay masks and per-layer optimisers: layers, heads,
     in, out, slots, vocabulary, positions.
+
+    >>> from combinax.combinators import heads, linear
+    >>> axes(heads(2, linear(3)), jnp.zeros((5, 4)))
+    {'linear': {'kernel': ('in', 'heads', 'out')}}
     """
     return over(declare(term, x, context)[0], lambda p: p.axes)
 

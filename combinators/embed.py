@@ -243,13 +243,21 @@ def angles(
 
 
 def half_split(x: Array) -> tuple[Array, Array]:
-    """Pairs number i with number i + d/2 (Llama, GPT-NeoX)."""
+    """Pairs number i with number i + d/2 (Llama, GPT-NeoX).
+
+    >>> half_split(jnp.arange(4))
+    (Array([0, 1], dtype=int32), Array([2, 3], dtype=int32))
+    """
     first, second = jnp.split(x, 2, -1)
     return first, second
 
 
 def interleaved(x: Array) -> tuple[Array, Array]:
-    """Pairs number 2i with number 2i + 1 (Su et al. 2021)."""
+    """Pairs number 2i with number 2i + 1 (Su et al. 2021).
+
+    >>> interleaved(jnp.arange(4))
+    (Array([0, 2], dtype=int32), Array([1, 3], dtype=int32))
+    """
     return x[..., ::2], x[..., 1::2]
 
 

@@ -36,7 +36,14 @@ def stack(term: Term, params: Mapping[str, Any]) -> Tree:
 
 
 def unstack(term: Term, params: Mapping[str, Any]) -> Tree:
-    """The parameters with every `repeat` as a dict of n blocks: {"0": …, "1": …}."""
+    """The parameters with every `repeat` as a dict of n blocks: {"0": …, "1": …}.
+
+    >>> from combinax.combinators import linear, repeat
+    >>> term = repeat(2, linear(4))
+    >>> params = term.init(jax.random.key(0), jnp.zeros((3, 4)))
+    >>> jax.tree.map(jnp.shape, unstack(term, params))
+    {'0': {'kernel': (4, 4)}, '1': {'kernel': (4, 4)}}
+    """
 
     def separate(form: Term, tree: Tree) -> Tree:
         return tree if "0" in tree else taken_apart(form, tree, lambda leaf, at: leaf[at])

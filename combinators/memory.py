@@ -21,7 +21,7 @@ from jax.core import Tracer
 from .errors import CompositionError
 from .lookup import Lookup
 from .records import Entries, Marks, Rows
-from .sight import HORIZON, named, sees, sight
+from .sight import horizon, named, sees, sight
 
 __all__ = ["all_hold", "answerable", "blank", "entered", "only_if", "recalled", "write"]
 
@@ -112,7 +112,7 @@ def answerable(lookup: Lookup, memory: Memory, positions: Array) -> Any:
     rows, length, reach = rows_of(memory), memory["length"], memory["reach"]
     back, ahead = sight(lookup)
     round_and_round = goes_round(lookup, memory)
-    limit = HORIZON if round_and_round else rows
+    limit = horizon(lookup) if round_and_round else rows
     conditions: list[tuple[Any, Callable[[], str]]] = [
         (last < limit, lambda: f"position {last} is past the capacity of {limit} positions"),
         (

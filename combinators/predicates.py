@@ -197,7 +197,12 @@ causal = documented(
 
 @value
 class window(Predicate):
-    """|distance| < w: with `causal` exactly w keys, its own included (Beltagy et al. 2020)."""
+    """|distance| < w: with `causal` exactly w keys, its own included (Beltagy et al. 2020).
+
+    >>> query, keys = Rows(3, 3), Rows(jnp.arange(6), jnp.arange(6))
+    >>> window(2)(query, keys).astype(int)
+    Array([0, 0, 1, 1, 1, 0], dtype=int32)
+    """
 
     width: int
 
@@ -211,7 +216,12 @@ class window(Predicate):
 
 @value
 class prefix(Predicate):
-    """The first p keys and, beyond them, `causal`: a prefix language model (Raffel et al. 2020)."""
+    """The first p keys and, beyond them, `causal`: a prefix language model (Raffel et al. 2020).
+
+    >>> query, keys = Rows(1, 1), Rows(jnp.arange(6), jnp.arange(6))
+    >>> prefix(4)(query, keys).astype(int)
+    Array([1, 1, 1, 1, 0, 0], dtype=int32)
+    """
 
     length: int
 
@@ -224,7 +234,12 @@ class prefix(Predicate):
 
 @value
 class dilated(Predicate):
-    """Every d-th key, counted from the query's own position (Beltagy et al. 2020)."""
+    """Every d-th key, counted from the query's own position (Beltagy et al. 2020).
+
+    >>> query, keys = Rows(3, 3), Rows(jnp.arange(6), jnp.arange(6))
+    >>> dilated(2)(query, keys).astype(int)
+    Array([0, 1, 0, 1, 0, 1], dtype=int32)
+    """
 
     step: int
 
@@ -237,7 +252,12 @@ class dilated(Predicate):
 
 @value
 class block_causal(Predicate):
-    """Causal from block to block of b positions, and both ways within a block."""
+    """Causal from block to block of b positions, and both ways within a block.
+
+    >>> query, keys = Rows(2, 2), Rows(jnp.arange(6), jnp.arange(6))
+    >>> block_causal(2)(query, keys).astype(int)
+    Array([1, 1, 1, 1, 0, 0], dtype=int32)
+    """
 
     size: int
 
@@ -251,7 +271,13 @@ class block_causal(Predicate):
 @value
 class same(Predicate):
     """Query and key carry the same number in the context: `same("segments")` keeps packed documents
-    apart. Where keys come from elsewhere, `same("segments", "memory_segments")` names theirs."""
+    apart. Where keys come from elsewhere, `same("segments", "memory_segments")` names theirs.
+
+    >>> query = Rows(2, 2, {"segments": 1})
+    >>> keys = Rows(jnp.arange(4), jnp.arange(4), {"segments": jnp.array([0, 1, 1, 2])})
+    >>> same("segments")(query, keys).astype(int)
+    Array([0, 1, 1, 0], dtype=int32)
+    """
 
     query_name: str
     key_name: str = ""
@@ -275,6 +301,10 @@ class valid(Predicate):
     The name holds one number, or one for each row of keys; an attention mask of 1 and 0 is none.
 
     Raises CompositionError for booleans.
+
+    >>> query, keys = Rows(0, 0), Rows(jnp.arange(4), jnp.arange(4), {"lengths": 3})
+    >>> valid("lengths")(query, keys).astype(int)
+    Array([1, 1, 1, 0], dtype=int32)
     """
 
     name: str

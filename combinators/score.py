@@ -84,13 +84,24 @@ def distance(query: Array, key: Array) -> Array:
     """
     one_width(query.shape[-1], key.shape[-1])
     sums = sums_of(query, key)
-    query, key = query.astype(sums), key.astype(sums)
-    # Moved to where the keys are, rows keep the digits that products would lose far from there.
-    centre = jnp.where(jnp.isfinite(key), key, 0).sum(0) / max(len(key), 1)
-    query, key = (rows - jax.lax.stop_gradient(centre) for rows in (query, key))
-    own = [jnp.sum(jnp.square(rows), -1) for rows in (query, key)]
-    apart = own[0][:, None] + own[1] - 2 * dot(query, key)
-    return -apart - jax.lax.stop_gradient(jnp.maximum(-apart, 0))  # rounding may not pass 0
+    return -squares(query.astype(sums), key.astype(sums))
+
+
+@jax.custom_jvp
+@jax.jit
+def squares(query: Array, key: Array) -> Array:
+    """|query - key|² of every pair: each difference is taken before it is squared, for as a sum of
+    products nothing is left of it far from the origin. Compiled, no table of differences is made.
+    """
+    return jnp.sum(jnp.square(query[:, None] - key[None]), -1)
+
+
+@squares.defjvp
+def squares_jvp(rows: tuple[Array, Array], moved: tuple[Array, Array]) -> tuple[Array, Array]:
+    """The derivative is linear in what moves, so there it is a sum of products."""
+    (query, key), (dq, dk) = rows, moved
+    own = jnp.sum(query * dq, -1)[:, None] + jnp.sum(key * dk, -1)[None]
+    return squares(query, key), 2 * (own - dot(dq, key) - dot(query, dk))
 
 
 @form

@@ -18,16 +18,22 @@ from .arithmetic import Pointwise
 from .compose import Compose
 from .lookup import Lookup
 from .mask import mask
-from .maybe import of_each
+from .maybe import Maybe, as_maybe, of_each
 from .project import slots
 from .records import Rows, Scores
+from .spans import Span
 from .term import Term
 from .union import sink
 
-__all__ = ["HORIZON", "Sight", "found", "named", "pauses", "sees", "sight"]
+__all__ = ["Sight", "found", "horizon", "named", "pauses", "sees", "sight"]
 
 HORIZON = 2**20
-"""How far from a query a predicate is asked about keys; no position of a ring lies beyond."""
+"""How far from a query a predicate is asked about keys, each by itself."""
+LAST = 2**30 - 1
+"""How far it is asked about all keys together: the largest distance that `Span` computes with."""
+
+
+Known = Callable[[Any], Maybe]
 
 
 class Sight(NamedTuple):
@@ -43,10 +49,10 @@ class Relative:
     What a predicate computes with it holds wherever it stands; asked for more, it refuses.
     """
 
-    def __init__(self, offset: np.ndarray):
+    def __init__(self, offset: Any):
         self.offset = offset
 
-    def apart(self, other: Any) -> np.ndarray:
+    def apart(self, other: Any) -> Any:
         if not isinstance(other, Relative):
             raise TypeError("only the distance between two positions is known")
         return self.offset - other.offset
@@ -81,15 +87,15 @@ class Relative:
 # Which keys may be seen
 
 
-def sees(lookup: Lookup, query: Rows, key: Rows) -> Any:
+def sees(lookup: Lookup, query: Rows, key: Rows, known: Known = of_each) -> Any:
     """Where a query may see a key of the sequence, as far as positions tell."""
-    return reduce(operator.and_, (seen(stage, query, key) for stage in stages(lookup)))
+    return reduce(operator.and_, (seen(stage, query, key, known) for stage in stages(lookup)))
 
 
-def seen(stage: Term, query: Rows, key: Rows) -> Any:
+def seen(stage: Term, query: Rows, key: Rows, known: Known) -> Any:
     """Where a query may see a key of the sequence after one stage."""
     if isinstance(stage, mask):
-        return stage.predicate.ask(query, key, of_each).some
+        return stage.predicate.ask(query, key, known).some
     if isinstance(stage, (slots, sink)):
         return np.False_  # from here on, keys are no longer those of the sequence
     parts = [part for part in stage.parts if not part.constant]
@@ -99,7 +105,7 @@ def seen(stage: Term, query: Rows, key: Rows) -> Any:
     together = isinstance(stage, Compose) or (
         isinstance(stage, Pointwise) and all(isinstance(p.flow(None), Scores) for p in parts)
     )
-    tables = [seen(part, query, key) for part in parts]
+    tables = [seen(part, query, key, known) for part in parts]
     return reduce(operator.and_ if together else operator.or_, tables)
 
 
@@ -120,6 +126,21 @@ def sight(lookup: Lookup) -> Sight:
     where = apart[np.broadcast_to(table, apart.shape)]
     back = 1 - int(where.min(initial=0))
     return Sight(back if back <= HORIZON // 2 else None, bool((where > 0).any()))
+
+
+@cache
+def horizon(lookup: Lookup) -> int:
+    """How many positions there may be for what `sight` says to hold.
+
+    Keys farther than it asked about are asked about together, as spans of distances: where none
+    of them is seen for certain, nothing but the numbers of 32 bits ends the positions.
+    """
+
+    def farther(least: int, most: int) -> bool:
+        query, key = Relative(Span(0, 0)), Relative(Span(least, most))
+        return bool(np.any(sees(lookup, Rows(query, query), Rows(key, key), as_maybe)))
+
+    return HORIZON if farther(-LAST, -HORIZON) or farther(HORIZON, LAST) else LAST
 
 
 NEAR = 256

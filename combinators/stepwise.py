@@ -414,15 +414,17 @@ def stepwise(term: Term) -> Stepwise:
 
     State is a plain tree of arrays: for every lookup that asks the sequence its keys, values and
     facts, `capacity` rows of them or, where the masks say how far it sees back, just so many and
-    `slack` more. It may be jitted, donated, saved, forked. `positions` is one per row, or the first
-    one alone; rows follow each other from 0, and go on where the last step ended if not given. To
-    go back, pass an earlier one: any where all rows are kept, up to `slack` back in a window.
-    `dtype` is the type in which keys and values are kept. Rows from position `alone` on are to come
-    one by one, so a query that waits for one of them is refused at once. A batch is `each`, or
-    `jax.vmap` of both functions; its rows may stand at different positions.
+    `slack` more: such a window goes on past the capacity. State may be jitted, donated, saved,
+    forked. `positions` is one per row, or the first one alone; rows follow each other from 0, and
+    go on where the last step ended if not given. To go back, pass an earlier one: any where all
+    rows are kept, up to `slack` back in a window. `dtype` is the type in which keys and values are
+    kept. Rows from position `alone` on are to come one by one, so a query that waits for one of
+    them is refused at once. A batch is `each`, or `jax.vmap` of both functions; its rows may stand
+    at different positions.
 
-    Raises CompositionError for a term that looks ahead, and for a step past the capacity, after a
-    gap, or too far back. Where positions are traced nothing can be raised: the step gives NaN.
+    Raises CompositionError for a term that looks ahead, and for a step past the capacity where all
+    rows are kept, after a gap, or too far back. Where positions are traced nothing can be raised:
+    the step gives NaN.
 
     >>> from combinax.combinators import causal, dot, project, score, softmax
     >>> from combinax.combinators import aggregate, normalize

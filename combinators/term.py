@@ -303,10 +303,10 @@ class Leaf(Term[In, Out]):
 class Stage(Leaf[Scores, Scores]):
     """A step between score and normalize: one pure function of a tile of scores.
 
-    `operands` is whatever the tile needs beside the scores and marks, computed once; `tile` is
-    static and sees one tile: score (t, s), and marks with every fact laid along its axis, so
-    that `marks.query.position - marks.key.position` is a (t, s) table. Every execution, with the
-    whole table as one tile or many small ones, calls these two and nothing else.
+    `operands` is whatever the tile needs of parameters and context beside the scores and marks;
+    `tile` sees one tile: score (t, s), and marks with every fact laid along its axis, so that
+    `marks.query.position - marks.key.position` is a (t, s) table. Executions call `apply`, with
+    the whole table as one tile or with many small ones, and `apply` calls these two.
     """
 
     rowwise = True

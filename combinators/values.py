@@ -79,12 +79,6 @@ class pointwise(Leaf):
         ours = str(getattr(self.function, "__module__", "")).startswith(PACKAGE)
         return Width() if isinstance(kind, Width) and not ours else kind
 
-    def operands(self, params: Any, context: Context) -> Any:
-        return ()
-
-    def tile(self, operands: Any, score: Array, marks: Any) -> Array:
-        return self.function(score)
-
     def apply(self, params: Any, x: Any, context: Context) -> Any:
         match x:
             case _ if hasattr(x, "score"):

@@ -126,6 +126,12 @@ def shared(term: Term, across: str = "", *, name: str = "") -> Term:
     the top of the tree, once.
 
     Raises CompositionError unless exactly one of the three is asked for.
+
+    >>> from combinax.combinators import heads, linear
+    >>> term = heads(3, linear(2) @ shared(linear(4), across="heads"))
+    >>> params = term.init(jax.random.key(0), jnp.zeros((1, 4)))
+    >>> params["linear"]["kernel"].shape, params["linear_2"]["kernel"].shape
+    ((4, 4), (4, 3, 2))
     """
     as_term(term, "shared")
     if bool(across) == bool(name) or across not in ("", "heads", "layers"):
@@ -200,6 +206,12 @@ class precision(Wrapper):
     stay float32 and are rounded where they are used; what comes out has the compute type.
 
     Raises CompositionError for a name that is not a float type.
+
+    >>> from combinax.combinators import linear
+    >>> term, x = precision(linear(2), compute="bfloat16"), jnp.ones((1, 3))
+    >>> params = term.init(jax.random.key(0), x)
+    >>> params["kernel"].dtype, term(params, x).dtype
+    (dtype('float32'), dtype(bfloat16))
     """
 
     term: Term

@@ -52,6 +52,13 @@ def test_help_of_a_value_is_its_own() -> None:
     assert len(texts) == len(values) and "0 where x is 0" in pydoc.render_doc(public["unit"])
 
 
+def test_every_word_has_an_example() -> None:
+    values = {word: getattr(combinax.combinators, word) for word in combinax.combinators.__all__}
+    constants = combinax.combinators.Term, combinax.combinators.Predicate
+    words = [name for name, v in values.items() if name.islower() and not isinstance(v, constants)]
+    assert [name for name in words if ">>>" not in values[name].__doc__] == []
+
+
 def test_readme_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = README.read_text()
     blocks = list(re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL))

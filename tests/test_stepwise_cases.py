@@ -196,6 +196,44 @@ def test_what_cannot_be_answered_is_an_error_or_nan(name):
     assert np.isnan(compiled()[1]).all()
 
 
+def later(state: Any, steps: int) -> Any:
+    """The state as it would be had all rows stood so many positions later."""
+
+    def one(path: Any, leaf: Any) -> Any:
+        return leaf + steps if path[-1].key in ("position", "length", "reach") else leaf
+
+    return jax.tree_util.tree_map_with_path(one, state)
+
+
+@pytest.mark.parametrize("how", [lambda step: step, quick], ids=["eager", "compiled"])
+def test_a_window_goes_on(how):
+    """Its rows go round, so a multiple of their number later all stand where they stood."""
+    params, (start, step) = drawn(NEAR, TOKENS), stepwise(NEAR)
+    state, _ = step(params, start(params, TOKENS[:1], 4), TOKENS[:4])
+    for steps in (0, 3, 3 * 2**20, 3 * 2**28):
+        _, y = how(step)(params, later(state, steps), TOKENS[4:])
+        close(y, quick(NEAR)(params, TOKENS)[4:])
+
+
+def far(query, key):
+    return query.position - key.position == 2**21
+
+
+@pytest.mark.parametrize(
+    "seen, limit", [(causal & window(3), 2**30 - 1), (causal & (window(3) | far), 2**20)]
+)
+def test_positions_end_where_sight_does(seen, limit):
+    """What may be seen from farther than was asked, key by key, is not in a window's memory."""
+    term = tied(embed(10, WIDTH), compose(aggregate(), normalize(softmax), mask(seen), score(dot),
+                                          project(WIDTH)))  # fmt: skip
+    params, (start, step) = drawn(term, TOKENS), stepwise(term)
+    state = later(start(params, TOKENS[:1], 4), limit - 1)
+    state, y = quick(step)(params, state, TOKENS[:1])
+    assert jnp.isfinite(y).all() and jnp.isnan(quick(step)(params, state, TOKENS[:1])[1]).all()
+    with pytest.raises(CompositionError, match=f"position {limit} is past the capacity of {limit}"):
+        step(params, state, TOKENS[:1])
+
+
 # Going back, forking, keeping
 
 
