@@ -225,6 +225,15 @@ WRITTEN: dict[str, Slip] = {
         lambda: models.gpt2({"n_embd": 4, "scale_attn_weights": False}),
         "scale_attn_weights False is not supported; supported: True",
     ),
+    "a size that is missing": Slip(
+        lambda: models.llama({}), "hidden_size has to be a positive integer, and it is 'missing'"
+    ),
+    "a name for fields": Slip(
+        lambda: models.llama(
+            {"hidden_size": 8, "num_attention_heads": 2, "rope_scaling": "linear"}
+        ),
+        "rope_parameters, or rope_scaling, are fields, not 'linear'",
+    ),
     # a word not called, a plain function, something else
     "a word": Slip(
         lambda: linear(3) @ rms_norm,  # type: ignore[operator]

@@ -386,3 +386,40 @@ def test_names_that_are_missing_left_over_or_of_another_shape(tmp_path):
     )
     with pytest.raises(ParameterError, match=text):
         load(tmp_path)
+@pytest.mark.parametrize(
+    "name, field, value",
+    [
+        ("bert", "vocab_size", 0),
+        ("bert", "max_position_embeddings", None),
+        ("gpt2", "n_head", 2.0),
+        ("gpt2", "vocab_size", -1),
+        ("llama_tied", "hidden_size", None),
+        ("llama_tied", "num_hidden_layers", "2"),
+        ("llama_tied", "rope_theta", None),
+    ],
+)
+def test_what_is_no_positive_number_is_refused_by_name(name, field, value):
+    config = {**oracle(name).config, "rope_parameters": None, field: value}
+    with pytest.raises(CompositionError, match=f"{field} has to be a positive .* is {value!r}"):
+        architecture(config)
+
+
+LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
+
+
+@pytest.mark.parametrize(
+    "scaling, text",
+    [
+        ({"type": "linear"}, "factor has to be a positive number, and it is 'missing'"),
+        ({"type": "linear", "factor": 0}, "factor has to be a positive number, and it is 0"),
+        ({"rope_type": "llama3", "factor": 8.0}, "low_freq_factor has to be a positive number"),
+        (LLAMA3, "original_max_position_embeddings has to be a positive integer"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
+    ],
+)
+def test_scalings_that_lack_a_number_are_refused_by_name(scaling, text):
+    config = {**oracle("llama_tied").config, "rope_parameters": None, "rope_scaling": scaling}
+    with pytest.raises(CompositionError, match=text):
+        architecture(config)
+
+
