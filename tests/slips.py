@@ -76,10 +76,10 @@ def one_head() -> Term:
     return normalize(softmax) @ score(dot) @ project(4)
 
 
-def weights(source: Any) -> Any:
+def weights(source: Any, dtype: str = "float32") -> Any:
     """Parameters of a model with one table, from a file."""
     layout = Layout(rules("", "", "w matrix table"), prefix="")
-    return from_theirs(layout, source, {"table": X})
+    return from_theirs(layout, source, {"table": X}, dtype)
 
 
 def talked(
@@ -676,6 +676,16 @@ RUN: dict[str, Slip] = {
     "a file of another shape": Slip(
         lambda: weights({"w": lambda: np.ones((4, 3))}),
         "w has shape (4, 3), and this model needs (5, 4)",
+        ParameterError,
+    ),
+    "a file of codes": Slip(
+        lambda: weights({"w": lambda: np.ones((5, 4), np.int8)}),
+        "w holds int8, and parameters are floats: weights in codes are read from GGUF alone",
+        ParameterError,
+    ),
+    "parameters that are integers": Slip(
+        lambda: weights({}, "int8"),
+        "parameters are floats, such as 'bfloat16', not 'int8'",
         ParameterError,
     ),
     "init without key": Slip(
