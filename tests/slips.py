@@ -13,13 +13,13 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
+from flax import linen, nnx
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from combinax import models
 from combinax.combinators import *
-from combinax.combinators.flax import from_nnx
+from combinax.combinators.flax import from_linen, from_nnx
 from combinax.models import chat
 from combinax.models.layout import Layout, from_theirs, rules
 
@@ -233,6 +233,15 @@ WRITTEN: dict[str, Slip] = {
             {"hidden_size": 8, "num_attention_heads": 2, "rope_scaling": "linear"}
         ),
         "rope_parameters, or rope_scaling, are fields, not 'linear'",
+    ),
+    # modules of flax
+    "a class of linen": Slip(
+        lambda: from_linen(linen.Dense),  # type: ignore[arg-type]
+        "from_linen takes a module with its arguments, from_linen(linen.Dense(8)), not flax.linen.",
+    ),
+    "a module of nnx that is made": Slip(
+        lambda: from_nnx(nnx.Linear(4, 8, rngs=nnx.Rngs(0))),  # type: ignore[arg-type]
+        "from_nnx makes its module, from_nnx(nnx.Linear, 4, 8), and takes no Linear that is made",
     ),
     # a word not called, a plain function, something else
     "a word": Slip(
