@@ -80,7 +80,8 @@ class from_linen(Module):
 
     The module is called on x alone, with `rng` for dropout where the context has it.
 
-    Raises CompositionError for a module that keeps more than parameters, such as batch norm.
+    Raises CompositionError for a module that keeps more than parameters, such as batch norm, and
+    for what is no module, such as its class.
 
     >>> params = from_linen(linen.Dense(3)).init(jax.random.key(0), jnp.ones((2, 4)))
     >>> jax.tree.map(jnp.shape, params)
@@ -88,6 +89,14 @@ class from_linen(Module):
     """
 
     module: linen.Module
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not isinstance(self.module, linen.Module):
+            raise CompositionError(
+                "from_linen takes a module with its arguments, from_linen(linen.Dense(8)), not "
+                f"{reference(self.module)}"
+            )
 
     @property
     def name(self) -> str:
@@ -124,7 +133,8 @@ class from_nnx(Module):
     `nnx.to_pure_dict(nnx.state(module, nnx.Param))`. The module is called on x alone; it drops
     numbers where the context has `rng`, and else runs as after `module.eval()`.
 
-    Raises CompositionError for a module that keeps more than parameters, such as batch norm.
+    Raises CompositionError for a module that keeps more than parameters, such as batch norm, and
+    for one that is already made.
 
     >>> params = from_nnx(nnx.Linear, 4, 3).init(jax.random.key(0), jnp.ones((2, 4)))
     >>> jax.tree.map(jnp.shape, params)
@@ -136,6 +146,11 @@ class from_nnx(Module):
     options: tuple[tuple[str, Any], ...] = ()
 
     def __init__(self, module: Callable[..., nnx.Module], *arguments: Any, **options: Any):
+        if isinstance(module, nnx.Module) or not callable(module):
+            raise CompositionError(
+                "from_nnx makes its module, from_nnx(nnx.Linear, 4, 8), and takes no "
+                f"{type(module).__name__} that is made"
+            )
         object.__setattr__(self, "module", module)
         object.__setattr__(self, "arguments", arguments)
         object.__setattr__(self, "options", tuple(sorted(options.items())))

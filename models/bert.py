@@ -37,7 +37,7 @@ from ..combinators import (
 )
 from ..combinators.written import documented
 from .attention import multi_head
-from .configuration import Config, activation, require
+from .configuration import Config, activation, positive, require
 from .dictionary import biased_dictionary
 from .layout import Layout, rules
 from .transformer import post_norm, transformer
@@ -69,7 +69,8 @@ def bert(config: Config, affine: Callable[[int], Term] = biased) -> Term:
         add_cross_attention=(False,),
         tie_word_embeddings=(True,),
     )
-    width, heads = config["hidden_size"], config["num_attention_heads"]
+    width, heads = positive(config, "hidden_size"), positive(config, "num_attention_heads")
+    kinds = positive(config, "vocab_size")
     norm = layer_norm(config.get("layer_norm_eps", 1e-12))
     drop = dropout(config.get("hidden_dropout_prob", 0.1))
     act = activation(config, "hidden_act", "gelu")
@@ -80,20 +81,20 @@ def bert(config: Config, affine: Callable[[int], Term] = biased) -> Term:
         weights=dropout(config.get("attention_probs_dropout_prob", 0.1)) @ normalize(softmax),
         output=affine,
     )  # fmt: skip
-    mlp = biased_dictionary(config["intermediate_size"], width, normalize(act))
+    mlp = biased_dictionary(positive(config, "intermediate_size"), width, normalize(act))
     types = embed(config.get("type_vocab_size", 2), width) @ read("token_types")
-    tokens = embed(config["vocab_size"], width)
+    tokens = embed(kinds, width)
     encoder = compose(
         transformer(
-            config["num_hidden_layers"], post_norm(norm), identity,
+            positive(config, "num_hidden_layers"), post_norm(norm), identity,
             attention=drop @ attention, dictionary=drop @ mlp,
         ),
         drop @ norm,
-        position_embed(config["max_position_embeddings"]),
+        position_embed(positive(config, "max_position_embeddings")),
         named("token_types", identity + types),
     )  # fmt: skip
     if config.get("architectures") == ["BertForMaskedLM"]:
-        shift = identity + learned((config["vocab_size"],), jax.nn.initializers.zeros)
+        shift = identity + learned((kinds,), jax.nn.initializers.zeros)
         transform = named("transform", norm @ act @ biased(width))
         return named("bias", shift) @ tied(tokens, transform @ encoder)
     pooler = named("pooler", pointwise(jnp.tanh) @ biased(width) @ lift(first))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from numbers import Integral, Real
 from typing import Any
 
 from ..combinators import (
@@ -18,7 +20,7 @@ from ..combinators import (
     tied,
 )
 
-__all__ = ["Config", "activation", "language_model", "require"]
+__all__ = ["Config", "activation", "language_model", "positive", "require"]
 
 Config = Mapping[str, Any]
 """The fields of a config.json, as Hugging Face's transformers names them."""
@@ -53,10 +55,26 @@ def language_model(config: Config, width: int, body: Term, tie: bool) -> Term:
     >>> language_model({"vocab_size": 9}, 4, silu, tie=False)
     compose(named('head', linear(9)), silu, embed(9, 4))
     """
-    tokens = embed(config["vocab_size"], width)
+    kinds = positive(config, "vocab_size")
+    tokens = embed(kinds, width)
     if config.get("tie_word_embeddings", tie):
         return tied(tokens, body)
-    return named("head", linear(config["vocab_size"])) @ body @ tokens
+    return named("head", linear(kinds)) @ body @ tokens
+
+
+def positive(config: Config, field: str, kind: type = Integral) -> Any:
+    """A field that counts something, or, where `kind` is Real, measures it.
+
+    Raises CompositionError, by the field's name, where it is missing or no number above 0.
+
+    >>> positive({"factor": 0.5}, "factor", Real)
+    0.5
+    """
+    value = config.get(field, "missing")
+    if not isinstance(value, kind) or not 0 < value < math.inf:
+        what = "number" if kind is Real else "integer"
+        raise CompositionError(f"{field} has to be a positive {what}, and it is {value!r}")
+    return value
 
 
 def require(config: Config, **supported: tuple[Any, ...]) -> None:

@@ -2,39 +2,81 @@
 
 from __future__ import annotations
 
-import json
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
 
+from .disk import legible, read_fields, read_text, replaced
 from .layout import Source
 
-__all__ = ["chat_template", "minilm", "smollm2", "weights"]
+__all__ = ["chat_template", "minilm", "replaced_weights", "smollm2", "tokenizer", "weights"]
 
 
 def weights(folder: Path) -> Source:
     """The arrays of a folder by name; a file is mapped into memory, and an array read when asked.
 
-    Raises FileNotFoundError where there are no weights, ImportError where they are those of torch
-    and torch is not there to read them.
+    Raises FileNotFoundError where there are no weights, ValueError where a file is damaged,
+    ImportError where they are those of torch and torch is not there to read them.
     """
     for name, read in FORMATS.items():
-        if (folder / f"{name}.index.json").is_file():
-            index = json.loads((folder / f"{name}.index.json").read_text())
-            files = {file: read(folder / file) for file in set(index["weight_map"].values())}
-            return {key: files[file][key] for key, file in index["weight_map"].items()}
+        if (index := folder / f"{name}.index.json").is_file():
+            return sharded(index, read)
         if (folder / name).is_file():
             return read(folder / name)
     raise FileNotFoundError(f"{str(folder)!r} has neither {' nor '.join(FORMATS)}")
 
 
+def shards(index: Path) -> dict[str, str]:
+    """The name of the file in which each array lies, as an index says it."""
+    places = read_fields(index, weight_map=dict)["weight_map"]
+    return {name: str(file) for name, file in places.items()}
+
+
+def sharded(index: Path, read: Callable[[Path], Source]) -> Source:
+    places = shards(index)
+    files = {file: read(index.parent / file) for file in set(places.values())}
+    for name, file in places.items():
+        if name not in files[file]:
+            raise ValueError(f"{str(index)!r} has {name} in {file}, which has no such array")
+    return {name: files[file][name] for name, file in places.items()}
+
+
+@contextmanager
+def replaced_weights(folder: Path) -> Iterator[Path]:
+    """Where to write the weights that take the place of a folder's, be these one file or several.
+
+    Raises ValueError for an index that is damaged, before anything is written.
+    """
+    file, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    before = shards(index) if index.is_file() else {}
+    with replaced(file) as new:
+        yield new
+    index.unlink(missing_ok=True)
+    for other in folder.glob("*.safetensors"):
+        if other != file and other.name in before.values():
+            other.unlink()
+
+
 def safetensors(file: Path) -> Source:
-    handle = safe_open(file, "numpy")
-    return {name: partial(handle.get_tensor, name) for name in handle.keys()}  # noqa: SIM118
+    with legible(file, "safetensors", SafetensorError):
+        handle = safe_open(file, "numpy")
+
+    def array(name: str) -> np.ndarray:
+        if (kind := handle.get_slice(name).get_dtype()).startswith(("F4", "F6", "F8")):
+            raise ValueError(
+                f"{str(file)!r} has {name} in {kind}, which is not read: save it in 16 or 32 bits"
+            )
+        return handle.get_tensor(name)
+
+    return {name: partial(array, name) for name in handle.keys()}  # noqa: SIM118
 
 
 def pickled(file: Path) -> Source:
@@ -49,11 +91,17 @@ def pickled(file: Path) -> Source:
     def array(tensor: Any) -> np.ndarray:
         return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
-    tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    with legible(file, "torch", pickle.UnpicklingError, RuntimeError, EOFError):
+        tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     return {name: partial(array, tensor) for name, tensor in tensors.items()}
 
 
 FORMATS = {"model.safetensors": safetensors, "pytorch_model.bin": pickled}
+
+
+def tokenizer(file: Path) -> Tokenizer:
+    with legible(file, "tokenizer", Exception):  # tokenizers raises no class of its own
+        return Tokenizer.from_file(str(file))
 
 
 def chat_template(folder: Path) -> str:
@@ -63,8 +111,8 @@ def chat_template(folder: Path) -> str:
     """
     own, fields = folder / "chat_template.jinja", folder / "tokenizer_config.json"
     if own.is_file():
-        return own.read_text("utf-8")
-    found = json.loads(fields.read_text("utf-8")) if fields.is_file() else {}
+        return read_text(own)
+    found = read_fields(fields) if fields.is_file() else {}
     template = found.get("chat_template") or ""
     if isinstance(template, str):
         return template

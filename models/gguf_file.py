@@ -10,7 +10,8 @@ import numpy as np
 from gguf import GGUFReader, ReaderTensor, dequantize
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from .configuration import Config, require
+from .configuration import Config, positive, require
+from .disk import legible
 from .layout import Source
 
 __all__ = ["chat_template", "read"]
@@ -67,18 +68,29 @@ def opened(path: Path) -> GGUFReader:
         raise FileNotFoundError(
             f"{str(path)!r} is no folder and no GGUF file here, and nothing is downloaded"
         )
-    try:
+    with legible(path, "GGUF", ValueError, IndexError, KeyError, OverflowError):
         return GGUFReader(path)
-    except ValueError as error:
-        raise ValueError(f"{str(path)!r} is no GGUF file, or a part of one: {error}") from error
+
+
+def path_of(file: GGUFReader) -> Path:
+    return Path(str(file.data.filename))
 
 
 def value(file: GGUFReader, name: str) -> Any:
     """A field of the file, None where it is not there."""
     field = file.get_field(name)
-    found = None if field is None else field.contents()
+    with legible(path_of(file), "GGUF", UnicodeDecodeError):
+        found = None if field is None else field.contents()
     # Floats are kept in float32: the decimal that they were written from, not its rounding.
     return float(str(np.float32(found))) if isinstance(found, float) else found
+
+
+def needed(file: GGUFReader, name: str) -> Any:
+    """A field that has to be there. Raises ValueError, by its name, if not."""
+    found = value(file, name)
+    if found is None:
+        raise ValueError(f"{str(path_of(file))!r} has no field {name}, which is needed")
+    return found
 
 
 def supported(file: GGUFReader, name: str, *values: Any) -> Any:
@@ -95,7 +107,7 @@ def configuration(file: GGUFReader) -> dict[str, Any]:
     supported(file, "general.architecture", "llama")
     supported(file, "llama.rope.scaling.type", None, "none")
     found = {ours: value(file, theirs) for ours, theirs in FIELDS.items()}
-    size = found["hidden_size"] // found["num_attention_heads"]
+    size = positive(found, "hidden_size") // positive(found, "num_attention_heads")
     supported(file, "llama.rope.dimension_count", None, size)
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -109,17 +121,17 @@ def weights(file: GGUFReader, config: Config) -> Source:
     """The arrays of a GGUF file under the names, and in the order of rows, of transformers."""
     names = {
         f"{theirs.format(layer)}{end}": f"{ours.format(layer)}{end}"
-        for layer in range(config["num_hidden_layers"])
+        for layer in range(positive(config, "num_hidden_layers"))
         for theirs, ours in NAMES.items()
         for end in (".weight", ".bias")
     }
     heads = {
         "attn_q": config["num_attention_heads"],
-        "attn_k": config["num_key_value_heads"],
+        "attn_k": config.get("num_key_value_heads", config["num_attention_heads"]),
     }
     return {
         names.get(tensor.name, tensor.name): partial(
-            array, tensor, heads.get(tensor.name.split(".")[-2], 0)
+            array, tensor, heads.get(tensor.name.split(".")[-2:][0], 0)
         )
         for tensor in file.tensors
     }
@@ -152,7 +164,7 @@ def tokenizer(file: GGUFReader) -> Tokenizer:
     supported(file, "tokenizer.ggml.model", "gpt2")
     before = BEFORE[supported(file, "tokenizer.ggml.pre", *BEFORE)]
     tokens, kinds, merges = (
-        value(file, f"tokenizer.ggml.{name}") for name in ("tokens", "token_type", "merges")
+        needed(file, f"tokenizer.ggml.{name}") for name in ("tokens", "token_type", "merges")
     )
     vocabulary = {token: number for number, token in enumerate(tokens)}
     pairs = [tuple(merge.split(" ", 1)) for merge in merges]

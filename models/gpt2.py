@@ -16,7 +16,7 @@ from ..combinators import (
     softmax,
 )
 from .attention import causal_scores, multi_head
-from .configuration import Config, activation, language_model, require
+from .configuration import Config, activation, language_model, positive, require
 from .dictionary import biased_dictionary
 from .layout import Layout, rules
 from .transformer import pre_norm, transformer
@@ -43,11 +43,11 @@ def gpt2(config: Config) -> Term:
         scale_attn_weights=(True,),
         scale_attn_by_inverse_layer_idx=(False,),
     )
-    width = config["n_embd"]
+    width = positive(config, "n_embd")
     norm = layer_norm(config.get("layer_norm_epsilon", 1e-5))
     drop = dropout(config.get("resid_pdrop", 0.1))
     attention = multi_head(
-        width, config["n_head"],
+        width, positive(config, "n_head"),
         entries=lambda size: project(biased(size)),
         scores=causal_scores,
         weights=dropout(config.get("attn_pdrop", 0.1)) @ normalize(softmax),
@@ -60,7 +60,7 @@ def gpt2(config: Config) -> Term:
     )
     body = compose(
         transformer(
-            config["n_layer"], pre_norm(norm), norm,
+            positive(config, "n_layer"), pre_norm(norm), norm,
             attention=drop @ attention, dictionary=drop @ mlp,
         ),
         dropout(config.get("embd_pdrop", 0.1)),

@@ -117,8 +117,11 @@ def from_theirs(
     """Our parameters from the arrays of a file, each read once and put into its place.
 
     `declared` is the tree of `term.init`, arrays or abstract. Raises ParameterError that lists
-    what is missing, what is left over, or what has another shape.
+    what is missing, what is left over, or what has another shape or no floats, and for a `dtype`
+    that is none of floats.
     """
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise ParameterError(f"parameters are floats, such as 'bfloat16', not {dtype!r}")
     flat: dict[str, Any] = flatten_dict(dict(declared), sep="/")
     shapes = {path: leaf.shape for path, leaf in flat.items()}
     found = {layout.short(name): name for name in source}
@@ -140,6 +143,11 @@ def from_theirs(
             if theirs.shape != rule.shape(inner):
                 raise ParameterError(
                     f"{full} has shape {theirs.shape}, and this model needs {rule.shape(inner)}"
+                )
+            if not jnp.issubdtype(theirs.dtype, jnp.floating):
+                raise ParameterError(
+                    f"{full} holds {theirs.dtype}, and parameters are floats: weights in codes "
+                    "are read from GGUF alone"
                 )
             for part, value in zip(parts, rule.read(theirs, inner), strict=True):
                 part[...] = value

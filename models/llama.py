@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from numbers import Real
 from typing import Any
 
 from ..combinators import (
+    CompositionError,
     Term,
     by_wavelength,
     interpolated,
@@ -17,7 +19,7 @@ from ..combinators import (
     rotary,
 )
 from .attention import causal_scores, grouped_heads
-from .configuration import Config, activation, language_model, require
+from .configuration import Config, activation, language_model, positive, require
 from .dictionary import gated_dictionary
 from .layout import Layout, rules
 from .transformer import pre_norm, transformer
@@ -36,7 +38,7 @@ def llama(config: Config) -> Term:
     >>> term(term.init(jax.random.key(0), tokens), tokens).shape
     (3, 9)
     """
-    width, heads = config["hidden_size"], config["num_attention_heads"]
+    width, heads = positive(config, "hidden_size"), positive(config, "num_attention_heads")
     require(
         config,
         architectures=(["LlamaForCausalLM"], None),
@@ -56,11 +58,13 @@ def llama(config: Config) -> Term:
         output=affine,
     )  # fmt: skip
     mlp = gated_dictionary(
-        config["intermediate_size"], weights=normalize(activation(config, "hidden_act", "silu"))
+        positive(config, "intermediate_size"),
+        weights=normalize(activation(config, "hidden_act", "silu")),
     )
     body = transformer(
-        config["num_hidden_layers"], pre_norm(norm), norm, attention=attention, dictionary=mlp
-    )
+        positive(config, "num_hidden_layers"), pre_norm(norm), norm,
+        attention=attention, dictionary=mlp,
+    )  # fmt: skip
     return language_model(config, width, body, tie=False)
 
 
@@ -71,19 +75,22 @@ def turned(config: Config) -> Term:
     """The rotation that a configuration asks for: today under `rope_parameters`, before under
     `rope_theta` and `rope_scaling`."""
     asked = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(asked, Mapping):
+        raise CompositionError(f"rope_parameters, or rope_scaling, are fields, not {asked!r}")
     kind = asked.get("rope_type", asked.get("type", "default"))
     require({"rope_type": kind}, rope_type=("default", *SCALINGS))
-    base = asked.get("rope_theta", config.get("rope_theta", 10000.0))
+    require(asked, partial_rotary_factor=(1.0, None))
+    base = positive({"rope_theta": 10000.0, **config, **asked}, "rope_theta", Real)
     return rotary(float(base), scaling=SCALINGS[kind](asked) if kind in SCALINGS else None)
 
 
 SCALINGS: Mapping[str, Any] = {
-    "linear": lambda asked: interpolated(asked["factor"]),
+    "linear": lambda asked: interpolated(positive(asked, "factor", Real)),
     "llama3": lambda asked: by_wavelength(
-        asked["factor"],
-        asked["low_freq_factor"],
-        asked["high_freq_factor"],
-        asked["original_max_position_embeddings"],
+        positive(asked, "factor", Real),
+        positive(asked, "low_freq_factor", Real),
+        positive(asked, "high_freq_factor", Real),
+        positive(asked, "original_max_position_embeddings"),
     ),
 }
 

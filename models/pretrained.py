@@ -27,6 +27,7 @@ from ..combinators.errors import brief
 from . import files, gguf_file
 from .bert import bert, bert_layout
 from .configuration import Config, require
+from .disk import read_fields, replaced
 from .files import minilm, smollm2
 from .gpt2 import gpt2, gpt2_layout
 from .layout import from_theirs, to_theirs
@@ -60,14 +61,15 @@ def load(path: str | Path, dtype: str = "float32") -> Pretrained:
     `unstack(term, params)` takes them apart. `dtype` is that of the parameters.
 
     Raises CompositionError, by the field's name, for a variant that is not supported;
-    ParameterError, which lists the names, where weights are missing or left over;
-    FileNotFoundError where there is no such file.
+    ParameterError, which lists the names, where weights are missing or left over, and for weights
+    or a `dtype` that are no floats; FileNotFoundError where there is no such file; ValueError, by
+    its name, for one that is damaged.
     """
     path = Path(path)
     if path.is_dir():
         config, source = configuration(path), files.weights(path)
         own = path / "tokenizer.json"
-        tokenizer = Tokenizer.from_file(str(own)) if own.is_file() else None
+        tokenizer = files.tokenizer(own) if own.is_file() else None
     else:
         config, source, tokenizer = gguf_file.read(path)
     term, layout = (make(config) for make in family(config))
@@ -76,10 +78,13 @@ def load(path: str | Path, dtype: str = "float32") -> Pretrained:
 
 
 def configuration(path: str | Path) -> dict[str, Any]:
-    """The fields of a folder's config.json, or of a GGUF file under the same names."""
+    """The fields of a folder's config.json, or of a GGUF file under the same names.
+
+    Raises ValueError for a file that is damaged.
+    """
     path = Path(path)
     if path.is_dir():
-        return json.loads((path / "config.json").read_text())
+        return read_fields(path / "config.json")
     return gguf_file.read(path)[0]
 
 
@@ -119,20 +124,24 @@ def save(
 ) -> None:
     """Write a backbone as transformers reads it: config.json, model.safetensors, tokenizer.json.
 
-    `config` is that of the backbone, as `configuration` reads it. Raises ParameterError for
-    parameters of another model.
+    `config` is that of the backbone, as `configuration` reads it. What the folder held before is
+    replaced, an index and its files too, once the new files are complete. Raises ParameterError
+    for parameters of another model.
     """
     term, layout = (make(config) for make in family(config))
     fit(term, declared(term), params)
     arrays = to_theirs(layout, stack(term, params))
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
     fields = {name: value for name, value in config.items() if name != "torch_dtype"}
     fields["dtype"] = next(iter(arrays.values())).dtype.name
-    (folder / "config.json").write_text(json.dumps(fields, indent=2))
+    text = json.dumps(fields, indent=2, default=np.generic.item)
+    folder.mkdir(parents=True, exist_ok=True)
+    with replaced(folder / "config.json") as own, files.replaced_weights(folder) as weights:
+        save_file(arrays, weights, metadata={"format": "pt"})
+        own.write_text(text)
     if tokenizer is not None:
-        tokenizer.save(str(folder / "tokenizer.json"))
+        with replaced(folder / "tokenizer.json") as own:
+            tokenizer.save(str(own))
 
 
 def batch(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
+from flax import linen, nnx
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from combinax import models
 from combinax.combinators import *
-from combinax.combinators.flax import from_nnx
+from combinax.combinators.flax import from_linen, from_nnx
 from combinax.models import chat, pretrained
 from combinax.models.layout import Layout, from_theirs, rules
 
@@ -89,10 +89,10 @@ def one_head() -> Term:
     return normalize(softmax) @ score(dot) @ project(4)
 
 
-def weights(source: Any) -> Any:
+def weights(source: Any, dtype: str = "float32") -> Any:
     """Parameters of a model with one table, from a file."""
     layout = Layout(rules("", "", "w matrix table"), prefix="")
-    return from_theirs(layout, source, {"table": X})
+    return from_theirs(layout, source, {"table": X}, dtype)
 
 
 def talked(
@@ -241,6 +241,24 @@ WRITTEN: dict[str, Slip] = {
     "a variant": Slip(
         lambda: models.gpt2({"n_embd": 4, "scale_attn_weights": False}),
         "scale_attn_weights False is not supported; supported: True",
+    ),
+    "a size that is missing": Slip(
+        lambda: models.llama({}), "hidden_size has to be a positive integer, and it is 'missing'"
+    ),
+    "a name for fields": Slip(
+        lambda: models.llama(
+            {"hidden_size": 8, "num_attention_heads": 2, "rope_scaling": "linear"}
+        ),
+        "rope_parameters, or rope_scaling, are fields, not 'linear'",
+    ),
+    # modules of flax
+    "a class of linen": Slip(
+        lambda: from_linen(linen.Dense),  # type: ignore[arg-type]
+        "from_linen takes a module with its arguments, from_linen(linen.Dense(8)), not flax.linen.",
+    ),
+    "a module of nnx that is made": Slip(
+        lambda: from_nnx(nnx.Linear(4, 8, rngs=nnx.Rngs(0))),  # type: ignore[arg-type]
+        "from_nnx makes its module, from_nnx(nnx.Linear, 4, 8), and takes no Linear that is made",
     ),
     # a word not called, a plain function, something else
     "a word": Slip(
@@ -740,6 +758,16 @@ RUN: dict[str, Slip] = {
     "a file of another shape": Slip(
         lambda: weights({"w": lambda: np.ones((4, 3))}),
         "w has shape (4, 3), and this model needs (5, 4)",
+        ParameterError,
+    ),
+    "a file of codes": Slip(
+        lambda: weights({"w": lambda: np.ones((5, 4), np.int8)}),
+        "w holds int8, and parameters are floats: weights in codes are read from GGUF alone",
+        ParameterError,
+    ),
+    "parameters that are integers": Slip(
+        lambda: weights({}, "int8"),
+        "parameters are floats, such as 'bfloat16', not 'int8'",
         ParameterError,
     ),
     "init without key": Slip(

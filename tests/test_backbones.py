@@ -22,6 +22,7 @@ from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, get_tensor_name_m
 from safetensors.numpy import load_file, save_file
 
 from combinax.combinators import CompositionError, ParameterError, Term, observe, unstack
+from combinax.models import pretrained
 from combinax.models.pretrained import architecture, configuration, load, save
 
 ORACLE = Path(__file__).parent / "oracles" / "backbones.npz"
@@ -109,6 +110,43 @@ def test_saving_writes_the_file_of_transformers(name, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, again.params, params)
 
 
+def test_what_is_saved_takes_the_place_of_several_files(tmp_path):
+    asked = oracle("gpt2")
+    folder = several_files(asked, tmp_path / "model")
+    (folder / "of_others.safetensors").write_bytes(b"")
+    params = jax.tree.map(lambda leaf: leaf + 1, load(folder).params)
+    save(folder, asked.config, params)
+    jax.tree.map(np.testing.assert_array_equal, load(folder).params, params)
+    left = {"config.json", "model.safetensors", "of_others.safetensors"}
+    assert {file.name for file in folder.iterdir()} == left
+
+
+def test_what_cannot_be_saved_leaves_the_files_of_before(tmp_path, monkeypatch):
+    asked = oracle("gpt2")
+    folder = several_files(asked, tmp_path / "model")
+    before = {file: file.read_bytes() for file in folder.iterdir()}
+    params = load(folder).params
+
+    def full(arrays, file, metadata):
+        file.write_bytes(b"half")
+        raise OSError("no space is left")
+
+    with pytest.raises(TypeError):
+        save(folder, {**asked.config, "task": {1, 2}}, params)
+    monkeypatch.setattr(pretrained, "save_file", full)
+    with pytest.raises(OSError, match="no space is left"):
+        save(folder, asked.config, params)
+    assert {file: file.read_bytes() for file in folder.iterdir()} == before
+
+
+def test_numbers_of_numpy_in_a_configuration(tmp_path):
+    asked = oracle("gpt2")
+    params = load(asked.folder(tmp_path / "theirs")).params
+    numbers = {k: np.int64(v) if type(v) is int else v for k, v in asked.config.items()}
+    save(tmp_path / "ours", numbers, params)
+    assert configuration(tmp_path / "ours") == asked.config
+
+
 def test_parameters_of_another_model_are_not_saved(tmp_path):
     asked = oracle("gpt2")
     _, params, _ = load(asked.folder(tmp_path / "theirs"))
@@ -120,19 +158,86 @@ def test_parameters_of_another_model_are_not_saved(tmp_path):
 # Files
 
 
+def several_files(asked: Oracle, folder: Path) -> Path:
+    """A folder whose weights lie in two files, with an index."""
+    names = sorted(asked.weights)
+    halves = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(asked.config))
+    for file, keys in halves.items():
+        save_file({key: asked.weights[key] for key in keys}, folder / file)
+    index = {"weight_map": {key: file for file, keys in halves.items() for key in keys}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
 def test_several_files_with_an_index(tmp_path):
     asked = oracle("gpt2")
     one = load(asked.folder(tmp_path / "one"))
-    names = sorted(asked.weights)
-    halves = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
-    several = tmp_path / "several"
-    several.mkdir()
-    (several / "config.json").write_text(json.dumps(asked.config))
-    for file, keys in halves.items():
-        save_file({key: asked.weights[key] for key in keys}, several / file)
-    index = {"weight_map": {key: file for file, keys in halves.items() for key in keys}}
-    (several / "model.safetensors.index.json").write_text(json.dumps(index))
-    jax.tree.map(np.testing.assert_array_equal, load(several).params, one.params)
+    several = load(several_files(asked, tmp_path / "several"))
+    jax.tree.map(np.testing.assert_array_equal, several.params, one.params)
+
+
+@pytest.mark.parametrize(
+    "held, text",
+    [
+        ({}, "needs a field 'weight_map' of type dict, and has None"),
+        ({"weight_map": None}, "needs a field 'weight_map' of type dict, and has None"),
+        ({"weight_map": {"more": "a.safetensors"}}, "has more in a.safetensors, which has no such"),
+    ],
+)
+def test_a_damaged_index_is_named(held, text, tmp_path):
+    folder = several_files(oracle("gpt2"), tmp_path / "model")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(held))
+    with pytest.raises(ValueError, match=rf"safetensors\.index\.json' {text}"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    "file, held",
+    [
+        ("config.json", b"{"),
+        ("config.json", b'"\xff"'),
+        ("model.safetensors", b""),
+        ("model.safetensors", None),
+        ("tokenizer.json", b""),
+        ("tokenizer.json", b"{}"),
+    ],
+)
+def test_a_damaged_file_is_named(file, held, tmp_path):
+    folder = oracle("gpt2").folder(tmp_path)
+    held = (folder / file).read_bytes()[:-1] if held is None else held
+    (folder / file).write_bytes(held)
+    with pytest.raises(ValueError, match=f"{file}' is no .* file, or a damaged one"):
+        load(folder)
+
+
+def test_a_configuration_is_an_object(tmp_path):
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(
+        ValueError, match=r"config\.json' needs an object of fields, and holds a li"
+    ):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8", "bool", "int64"])
+def test_codes_are_not_taken_for_weights(kind, tmp_path):
+    asked, table = oracle("gpt2"), "transformer.wte.weight"
+    folder = asked.folder(tmp_path, **{table: np.ones(asked.weights[table].shape, kind)})
+    with pytest.raises(ParameterError, match=f"{table} holds {kind}, and parameters are floats"):
+        load(folder)
+
+
+def test_floats_of_eight_bits_are_refused_by_name(tmp_path):
+    asked, table = oracle("gpt2"), "transformer.wte.weight"
+    codes = {table: np.ones(asked.weights[table].shape, np.int8)}
+    file = asked.folder(tmp_path, **codes) / "model.safetensors"
+    file.write_bytes(file.read_bytes().replace(b'"I8"', b'"F8_E4M3"'))
+    whole = file.read_bytes()
+    length = int.from_bytes(whole[:8], "little") + len("F8_E4M3") - len("I8")
+    file.write_bytes(length.to_bytes(8, "little") + whole[8:])
+    with pytest.raises(ValueError, match=rf"safetensors' has {table} in F8_E4M3, which is not"):
+        load(tmp_path)
 
 
 class Tensor(NamedTuple):
@@ -307,6 +412,23 @@ def test_tokenizer_of_gguf(tmp_path):
     assert gpt2.encode("abca12").tokens == ["abc", "a", "12"]
 
 
+def test_damaged_gguf_is_named(tmp_path):
+    file = gguf(oracle("llama_tied"), tmp_path / "file.gguf")
+    whole = file.read_bytes()
+    many = whole[:16] + b"\xff" + whole[17:]
+    for held in (b"", whole[:24], whole[:1000], many):
+        file.write_bytes(held)
+        with pytest.raises(ValueError, match=r"file\.gguf' is no GGUF file, or a damaged one"):
+            load(file)
+
+
+def test_gguf_without_its_merges(tmp_path):
+    file = gguf(oracle("llama_tied"), tmp_path / "file.gguf")
+    file.write_bytes(file.read_bytes().replace(b"ggml.merges", b"ggml.mergez"))
+    with pytest.raises(ValueError, match=r"file\.gguf' has no field tokenizer\.ggml\.merges"):
+        load(file)
+
+
 @pytest.mark.parametrize(
     "options, text",
     [
@@ -358,6 +480,43 @@ def test_what_is_not_supported_is_refused_by_name(name, field, value):
 def test_other_scalings_are_refused_by_name(kind, field, key):
     config = {**oracle("llama_tied").config, "rope_parameters": None, field: {key: kind}}
     with pytest.raises(CompositionError, match=f"rope_type '{kind}' is not supported"):
+        architecture(config)
+
+
+@pytest.mark.parametrize(
+    "name, field, value",
+    [
+        ("bert", "vocab_size", 0),
+        ("bert", "max_position_embeddings", None),
+        ("gpt2", "n_head", 2.0),
+        ("gpt2", "vocab_size", -1),
+        ("llama_tied", "hidden_size", None),
+        ("llama_tied", "num_hidden_layers", "2"),
+        ("llama_tied", "rope_theta", None),
+    ],
+)
+def test_what_is_no_positive_number_is_refused_by_name(name, field, value):
+    config = {**oracle(name).config, "rope_parameters": None, field: value}
+    with pytest.raises(CompositionError, match=f"{field} has to be a positive .* is {value!r}"):
+        architecture(config)
+
+
+LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
+
+
+@pytest.mark.parametrize(
+    "scaling, text",
+    [
+        ({"type": "linear"}, "factor has to be a positive number, and it is 'missing'"),
+        ({"type": "linear", "factor": 0}, "factor has to be a positive number, and it is 0"),
+        ({"rope_type": "llama3", "factor": 8.0}, "low_freq_factor has to be a positive number"),
+        (LLAMA3, "original_max_position_embeddings has to be a positive integer"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
+    ],
+)
+def test_scalings_that_lack_a_number_are_refused_by_name(scaling, text):
+    config = {**oracle("llama_tied").config, "rope_parameters": None, "rope_scaling": scaling}
+    with pytest.raises(CompositionError, match=text):
         architecture(config)
 
 

@@ -108,6 +108,15 @@ def test_what_is_no_model_to_talk_with(tmp_path):
         assert done.exit_code == 2 and reason in done.output
 
 
+def test_damaged_files_end_the_command(tmp_path):
+    template = tmp_path / "chat_template.jinja"
+    (tmp_path / "config.json").write_text("")
+    for held, file in ((b"\xff", template.name), (b"<|im_start|>", "config.json")):
+        template.write_bytes(held)
+        done = invoke("--folder", tmp_path)
+        assert done.exit_code == 2 and f"{file}' is no" in done.output
+
+
 # Answers
 
 

@@ -1,6 +1,7 @@
 """The three tasks at a tiny size, their pictures, and the command line."""
 
 import io
+import json
 import math
 import os
 import signal
@@ -28,7 +29,7 @@ from combinax.combinators import (
     tied,
 )
 from combinax.train import __main__ as command
-from combinax.train import corpus, data, plot, tasks
+from combinax.train import checkpoint, corpus, data, plot, tasks
 from combinax.train.loop import History, fit
 from combinax.train.plot import Reading
 from combinax.train.tasks import Task, sample, train
@@ -336,6 +337,58 @@ def test_the_text_command(run, tmp_path, prose, monkeypatch):
     (tmp_path / "runs/text/parameters.npz").unlink()
     code, shown = run("sample", "runs/text")
     assert code == 2 and "parameters.npz is missing" in shown
+
+
+@pytest.fixture
+def learned(tmp_path):
+    """A run of `text` that learned nothing: its folder holds what `sample` reads."""
+    term = tasks.language(3, 16)
+    words = dict(vocabulary="abc", width=16, length=8, term=repr(term))
+    checkpoint.save(tmp_path, term.init(jax.random.key(0), jnp.arange(3)), words)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["parameters.npz", "model.json"])
+def test_a_damaged_run_is_named(name, run, learned):
+    whole = (learned / name).read_bytes()
+    middle = len(whole) // 2
+    flipped = whole[:middle] + bytes([whole[middle] ^ 255]) + whole[middle + 1 :]
+    for held in (b"", b"text", whole[:middle], flipped):
+        (learned / name).write_bytes(held)
+        code, shown = run("sample", learned)
+        assert code == 2 and f"{name}' is no" in shown and "or a damaged one" in shown
+
+
+@pytest.mark.parametrize(
+    "held, reason",
+    [
+        ([], "needs an object of fields, and holds a list"),
+        ({}, "needs a field 'vocabulary' of type str, and has None"),
+        (
+            dict(vocabulary="abc", width="x", length=8, term=""),
+            "needs a field 'width' of type int, and has 'x'",
+        ),
+    ],
+)
+def test_fields_of_a_run_are_named(held, reason, run, learned):
+    (learned / "model.json").write_text(json.dumps(held))
+    code, shown = run("sample", learned)
+    assert code == 2 and f"model.json' {reason}" in shown
+
+
+def test_a_run_that_cannot_be_saved_leaves_the_one_before(learned):
+    before = checkpoint.load(learned)
+    with pytest.raises(TypeError):
+        checkpoint.save(learned, {"a": np.ones(2)}, {"width": {1, 2}})
+    same(checkpoint.load(learned)[0], before[0])
+    assert sorted(file.name for file in learned.iterdir()) == ["model.json", "parameters.npz"]
+
+
+def test_samples_of_the_least(run, learned):
+    code, shown = run("sample", learned, "--prompt", "a", "--count", 1)
+    assert code == 0 and len(shown) == 2 and "second" not in shown
+    text = "combinax: a prompt has a character at least, such as a line break"
+    assert run("sample", learned, "--prompt", "") == (2, text)
 
 
 def test_input_that_cannot_be_used(run, tmp_path, monkeypatch):

@@ -142,7 +142,8 @@ def sample(
 ) -> None:
     """Write on in the manner of the text that a run has learned: as it comes."""
     with refused():
-        params, words = checkpoint.load(folder if folder.is_dir() else Path("runs") / folder)
+        place = folder if folder.is_dir() else Path("runs") / folder
+        params, words = checkpoint.load(place, vocabulary=str, width=int, length=int, term=str)
         vocabulary = words["vocabulary"]
         term = tasks.language(len(vocabulary), words["width"])
         if repr(term) != words["term"]:
@@ -157,8 +158,10 @@ def sample(
     began = time.perf_counter()
     for character in islice(drawn, count - 1):
         typer.echo(text.decode([character]), nl=False)
-    speed = (count - 1) / (time.perf_counter() - began)
-    typer.echo(f"\n{speed:,.0f} characters a second")
+    typer.echo()
+    if count > 1:
+        speed = (count - 1) / (time.perf_counter() - began)
+        typer.echo(f"{speed:,.0f} characters a second")
 
 
 @app.command()
@@ -224,8 +227,9 @@ def say(answer: Iterator[tuple[str, Any]]) -> Any:
     finally:
         typer.echo()
     # Compiling, which comes before the first token, does not count.
-    speed = (len(times) - 1) / (time.perf_counter() - times[0])
-    typer.echo(f"{speed:,.1f} tokens a second", err=True)
+    if len(times) > 1:
+        speed = (len(times) - 1) / (time.perf_counter() - times[0])
+        typer.echo(f"{speed:,.1f} tokens a second", err=True)
     return said
 
 

@@ -20,6 +20,7 @@ import optax
 from jax import Array
 
 from ..combinators import (
+    CompositionError,
     Term,
     causal,
     dropout,
@@ -255,6 +256,8 @@ def sample(
     >>> len(list(islice(sample(term, params, jnp.arange(3), 8, jax.random.key(1)), 20)))
     20
     """
+    if not len(prompt):
+        raise CompositionError("a prompt has a character at least, such as a line break")
     half = max(1, length // 2)
     seen = [int(character) for character in prompt[-half:]]
     for number in itertools.count():
