@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from .errors import CompositionError
-from .kinds import Width
+from .kinds import Width, fits
 from .parameter import Parameter
 from .project import at_least
 from .records import Marks, Scores
@@ -165,14 +165,6 @@ class bias(Stage):
         if isinstance(self.what, Source):
             check_table(self, self.operands(params, context), x)
         return super().apply(params, x, context)
-
-
-def fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
-    """Whether each axis is that of the whole table or 1."""
-    padded = (1,) * (len(whole) - len(shape)) + shape
-    return len(padded) == len(whole) and all(
-        n in (1, m) for n, m in zip(padded, whole, strict=True)
-    )
 
 
 def check_table(stage: Term, table: Array, x: Scores) -> None:

@@ -14,7 +14,7 @@ from .records import Entries, Scores, Weights
 if TYPE_CHECKING:
     from .term import Term
 
-__all__ = ["Width", "mistaken", "show", "spec"]
+__all__ = ["Width", "fits", "mistaken", "show", "spec"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +37,14 @@ def spec(value: Any) -> Any:
         return jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf))
 
     return jax.tree.map(one, value)
+
+
+def fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Whether each axis is that of the whole table or 1."""
+    padded = (1,) * (len(whole) - len(shape)) + shape
+    return len(padded) == len(whole) and all(
+        n in (1, m) for n, m in zip(padded, whole, strict=True)
+    )
 
 
 def show(value: Any) -> str:

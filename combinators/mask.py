@@ -17,7 +17,7 @@ from jax import Array
 from jax.core import Tracer
 
 from .errors import CompositionError
-from .kinds import mistaken
+from .kinds import fits, mistaken
 from .maybe import of_each
 from .predicates import as_predicate
 from .records import Entries, Marks, Range, Rows, Scores
@@ -28,9 +28,7 @@ __all__ = ["mask"]
 
 
 def check_fits(what: str, shape: tuple[int, ...], table: tuple[int, int]) -> None:
-    if len(shape) > 2 or any(
-        n not in (1, m) for n, m in zip(shape[::-1], table[::-1], strict=False)
-    ):
+    if not fits(shape, table):
         raise CompositionError(
             f"a mask over {table[0]} queries and {table[1]} keys has shape {table}, where 1 counts "
             f"for all; {what} gives {shape}"

@@ -57,7 +57,7 @@ class Predicate:
             return ANYTHING
         try:
             return known(self(query, key))
-        except (TypeError, AttributeError, IndexError, ValueError):
+        except (TypeError, AttributeError, LookupError, ValueError):
             return ANYTHING
 
     def __and__(self, other: Any) -> Predicate:
