@@ -167,19 +167,20 @@ class bias(Stage):
         return super().apply(params, x, context)
 
 
-def check_table(stage: Term, table: Array, x: Scores) -> None:
+def check_table(stage: Term, table: Any, x: Scores) -> None:
     in_part = x.marks and x.marks.in_part  # of a tile the whole table is not known
-    if not in_part and not fits(table.shape, x.score.shape):
+    shape = jnp.shape(table)
+    if not in_part and not fits(shape, x.score.shape):
         raise CompositionError(
             f"{stage!r} needs a table of shape {x.score.shape}, where an axis of size 1 counts for "
-            f"all; it has shape {table.shape}. A table per head or sequence is mapped with them: "
+            f"all; it has shape {shape}. A table per head or sequence is mapped with them: "
             "heads(n, f, name=…), each(f)"
         )
 
 
-def cut(table: Array, marks: Marks | None) -> Array:
+def cut(table: Any, marks: Marks | None) -> Array:
     """The part of a captured (T, S) table that belongs to a tile."""
-    padded = table.reshape((1,) * (2 - table.ndim) + table.shape)
+    padded = jnp.reshape(table, (1,) * (2 - jnp.ndim(table)) + jnp.shape(table))
     if marks is None:
         return padded
     return marks.key.take(marks.query.take(padded, 0), 1)

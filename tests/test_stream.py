@@ -545,6 +545,8 @@ def test_temperatures_of_rows_are_cut_as_tables_are(shape):
     q, k, v = given(7, 5, D, D)
     context = dict(key=k, value=v, t=np.random.default_rng(0).random(shape) + 0.5)
     agree(streamed(term, (3, 2))({}, q, **context), term({}, q, **context), 1e-6)
+    one, table = (term({}, q, **{**context, "t": t}) for t in (2.0, np.full(shape, 2.0)))
+    agree(one, table, 1e-6)
     with pytest.raises(CompositionError, match=r"needs a table of shape \(7, 5\)"):
         term({}, q, **{**context, "t": np.ones((3, 1))})
 
