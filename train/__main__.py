@@ -113,7 +113,7 @@ def text(
 
 @app.command()
 def transfer(
-    data: Annotated[Path, typer.Option(help="A JSON list of [split, intent, sentence].")],
+    data: Annotated[Path, typer.Option(help="A JSON list of lists: split, intent, sentence.")],
     seed: Seed = 0,
     steps: Steps = 60,
 ) -> None:
