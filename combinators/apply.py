@@ -14,12 +14,11 @@ from .check import fit
 from .declare import compute, declare, placing
 from .errors import ParameterError
 from .kinds import show
-from .mask import mask
 from .parameter import Parameter, is_parameter, over
 from .run import Context, Name, Run, put, select
 from .term import MISSING, Leaf, Term
 
-__all__ = ["Alive", "Apply", "call"]
+__all__ = ["Apply", "call"]
 
 
 def call(term: Term, params: Any, x: Any, context: Context, execution: Any) -> Any:
@@ -130,14 +129,6 @@ class Apply(Run):
             return period(x, *layer, lambda run: run)
 
         return jax.lax.scan(form.remat(one), x, layers, length=form.periods)
-
-
-class Alive(Apply):
-    """The plain meaning where no key and no query has to be kept out of what is computed."""
-
-    def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
-        y = super().leaf(term, x, context)
-        return y.replace(live=None, awake=None) if isinstance(term, mask) else y
 
 
 def layer_context(context: Context, layer: Any) -> Context:

@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
-from .apply import Alive, Apply
+from .apply import Apply
 from .errors import CompositionError
 from .grid import Grid, Layout, Place, Side
 from .mask import mask
@@ -43,6 +43,14 @@ class Unmasked(Apply):
 
     def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
         return x if isinstance(term, mask) else super().leaf(term, x, context)
+
+
+class Alive(Apply):
+    """The plain meaning where no key and no query has to be kept out of what is computed."""
+
+    def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
+        y = super().leaf(term, x, context)
+        return y.replace(live=None, awake=None) if isinstance(term, mask) else y
 
 
 class Operands:

@@ -15,7 +15,7 @@ from jax import Array
 
 from . import sums
 from .alike import alike
-from .apply import Alive
+from .apply import Apply
 from .compose import Join
 from .errors import CompositionError
 from .lookup import Lookup
@@ -43,7 +43,7 @@ class Plan(NamedTuple):
     alone: int | None
 
 
-class Starting(Alive):
+class Starting(Apply):
     """Run a term on one example chunk to see what there is to keep; refuse what looks ahead.
 
     Rows are those of the sequence where the context says at which positions they stand: what is
@@ -72,7 +72,10 @@ class Starting(Alive):
     def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
         if "positions" in context:
             check_leaf(term, x, context)
-        return super().leaf(term, x, context)
+        y = super().leaf(term, x, context)
+        # Rows in memory stand where they were written, and may all be computed with.
+        kept = isinstance(term, mask) and isinstance(x.marks.key.index, Array)
+        return y.replace(live=None, awake=None) if kept else y
 
     def part(self, form: Term, index: int, x: Any, context: Context) -> Any:
         part = form.parts[index]

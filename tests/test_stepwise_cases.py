@@ -87,6 +87,21 @@ def test_a_row_that_is_no_number_counts_where_it_is_seen():
             close(y[3:], onward)
 
 
+def test_padding_of_what_is_read_reaches_no_step():
+    """Two of five rows of a memory are padding, and NaN; so are rows of the sequence before it."""
+    cross = models.cross_attention(WIDTH, 2, scores=mask(valid("lengths")) @ score(scaled_dot))
+    rows = np.random.default_rng(0).standard_normal((5, WIDTH)).astype(np.float32)
+    x = rows[::-1].copy()
+    params = drawn(cross, x, memory=rows, lengths=3)
+    start, step = stepwise(cross)
+    clean = quick(cross)(params, x, memory=rows[:3], lengths=3)
+    rows[3:] = np.nan
+    state = start(params, x[:1], 8, memory=rows, lengths=3)
+    for at in range(5):
+        state, y = step(params, state, x[at : at + 1], lengths=3)
+        close(y, clean[at : at + 1])
+
+
 def test_two_rows_at_different_offsets_in_one_compilation():
     term = POSITIONED["rotary"]
     params, (start, step) = drawn(term, TOKENS), stepwise(term)
