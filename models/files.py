@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -82,7 +84,7 @@ def safetensors(file: Path) -> Source:
 def pickled(file: Path) -> Source:
     """A file of torch, of which nothing but tensors is unpickled."""
     try:
-        import torch  # type: ignore[import-not-found]
+        torch = importlib.import_module("torch")
     except ImportError:
         raise ImportError(
             f"{file.name} is a file of torch: pip install torch, or save it as safetensors"
@@ -100,8 +102,11 @@ FORMATS = {"model.safetensors": safetensors, "pytorch_model.bin": pickled}
 
 
 def tokenizer(file: Path) -> Tokenizer:
-    with legible(file, "tokenizer", Exception):  # tokenizers raises no class of its own
-        return Tokenizer.from_file(str(file))
+    """The tokenizer of a file. Raises ValueError for one that is no JSON object with a model."""
+    text = read_text(file, "tokenizer")
+    with legible(file, "tokenizer", ValueError, KeyError, TypeError):
+        json.loads(text)["model"]
+    return Tokenizer.from_str(text)
 
 
 def chat_template(folder: Path) -> str:

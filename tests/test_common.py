@@ -351,7 +351,8 @@ def test_terms_hold_no_arrays(this):
     def check(value: Any) -> None:
         assert not isinstance(value, (jax.Array, np.ndarray, np.generic))
         if isinstance(value, Term):
-            check([getattr(value, f.name) for f in dataclasses.fields(value)])  # type: ignore[arg-type]
+            term: Any = value
+            check([getattr(term, f.name) for f in dataclasses.fields(term)])
         elif isinstance(value, (list, tuple)):
             for inner in value:
                 check(inner)
