@@ -14,33 +14,32 @@ from .apply import Apply
 from .errors import CompositionError
 from .fused import by_kernel
 from .gather import Captured, answer, planned
-from .grid import ALL, SOME
+from .grid import ALL, SOME, reach
 from .lookup import Lookup, inner
 from .project import Project, at_least, slots
+from .reassociate import in_part
 from .records import Entries
 from .run import Context, Run
 from .stream import Streamed, streamed_form
 from .term import Term, as_term, form
-from .tiles import SHARED, joined
+from .tiles import joined
 from .wrap import Wrapper
 
 __all__ = ["Choose", "Decision", "decide", "materialized", "inside_copies", "streamed"]
 
 Block = tuple[int, int]
 
-BLOCKS: tuple[Block, ...] = ((512, 256), (128, 128))
+BLOCKS: tuple[Block, ...] = ((512, 256), (256, 256), (128, 128))
 """Queries and keys of a tile: large ones run fastest, small ones skip more of what is hidden."""
 
-# What the ways cost, in elements of a tile that is seen whole: measured on a CPU (`tests/bench`).
+# What the ways cost, in elements of a large tile: measured on a CPU (`tests/bench`).
 
 TABLE = 2.5
 """An element of a table."""
-ALONE = 20_000
-"""A small tile, which one core runs, beside its elements."""
-FULL, MASKED = 44_000, 132_000
-"""A large tile, which all cores run, seen whole or in part, beside its elements."""
-PARTLY = 1.4
-"""An element of a large tile that is seen in part."""
+SMALL, ALONE, APIECE = 2**17, 1.5, 15_000
+"""Products of a tile of fewer elements run on one core: what an element costs then, and a tile."""
+LARGE = 20_000
+"""A larger tile, beside its elements."""
 
 FITS = 2**26
 """Up to so many elements of all tables a platform that is not a CPU takes a table: not measured."""
@@ -71,15 +70,16 @@ class Tiling(NamedTuple):
         return int(np.count_nonzero(self.plan == sort))
 
     def cost(self, stream: Streamed, copies: int) -> float:
-        """What the tiles of one of so many copies cost, in elements of a tile seen whole."""
-        full, masked = self.count(ALL), self.count(SOME)
-        if stream.features is not None:  # full tiles are summed up
-            full = 0
-        area = math.prod(self.block)
-        if area < SHARED:
-            return (full + masked) * (ALONE + area)
-        shared = min(copies, joined(self.block))
-        return full * (FULL / shared + area) + masked * (MASKED / shared + PARTLY * area)
+        """What the tiles of one of so many copies cost."""
+        plan = self.plan if stream.features is None else in_part(self.plan)
+        number, area = reach(self.block, plan), math.prod(self.block)
+        if number > 1:
+            tiles, area = len(plan), number * area
+        else:
+            tiles = self.count(SOME) + (self.count(ALL) if plan is self.plan else 0)
+        if area < SMALL:
+            return tiles * (APIECE + ALONE * area)
+        return tiles * (LARGE / min(copies, joined(area)) + area)
 
     def __str__(self) -> str:
         shape, number = f"{self.block[0]} × {self.block[1]}", math.prod(self.plan.shape)
@@ -125,7 +125,7 @@ def decide(form: Any, lookup: Lookup, x: Any, context: Context) -> Decision:
     if execution.pin == "streamed":
         return Decision("as pinned", stream, tiles(), pinned=True)
     on_cpu = jax.default_backend() == "cpu"
-    small = TABLE * table < ALONE if on_cpu else execution.copies * table < FITS
+    small = TABLE * table < APIECE if on_cpu else execution.copies * table < FITS
     if small:
         return Decision("the table is small", stream)
     if learns_keys(form, lookup):

@@ -202,12 +202,15 @@ class Tiles:
     def absorb(self, place: Place, old: tuple[Array, ...], *tiles: Array) -> list[Array]:
         """What queries have gathered, with what they gather from one more tile."""
         new = self.of_tile(place, tiles, old[0])
-        return jax.tree.leaves(Partial(*old).relative(self.how, new.reference) + new)
+        if old[0] is not None:
+            new = Partial(*old).relative(self.how, new.reference) + new
+        return jax.tree.leaves(new)
 
     def of_tile(self, place: Place, tiles: Sequence[Array], least: Any) -> Partial:
         """What queries gather from a tile, relative to at least so much."""
         found = self.scored(place, tiles)
-        reference = jnp.maximum(least, self.how.reference(found[1].score, found[1].visible))
+        reference = self.how.reference(found[1].score, found[1].visible)
+        reference = reference if least is None else jnp.maximum(least, reference)
         return Partial(reference, *self.reading.gathered(*found, reference))
 
     def results(self, block: tuple[int, int], operands: Operands) -> list[Any]:
@@ -215,7 +218,7 @@ class Tiles:
         place = Place(0, 0, *block, False)
         pairs = zip(operands.arrays, operands.layouts, strict=True)
         tiles = [jax.ShapeDtypeStruct(lies.shape(x.shape, place), x.dtype) for x, lies in pairs]
-        alone = lambda *tiles: jax.tree.leaves(self.of_tile(place, tiles, -jnp.inf))  # noqa: E731
+        alone = lambda *tiles: jax.tree.leaves(self.of_tile(place, tiles, None))  # noqa: E731
         traced, made = jax.make_jaxpr(alone, return_shape=True)(*tiles)
         if any(isinstance(value, Tracer) for value in traced.consts):
             raise Captured(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -14,10 +15,15 @@ from jax import Array
 
 __all__ = [
     "ALL", "NONE", "SOME", "Band", "Grid", "Layout", "Place", "Side", "bands", "cut_all", "put_all",
+    "reach",
 ]  # fmt: skip
 
 NONE, SOME, ALL = 0, 1, 2
 """How much of a tile takes part."""
+
+WIDE, SLENDER, LITTLE = 2**18, 3, 1.25
+"""What a row of tiles sees is one tile, if that has at most so many elements, is at most so many
+times as wide as high, and is at most so many times what is seen."""
 
 
 class Side(enum.Enum):
@@ -118,6 +124,11 @@ class Grid:
     block: tuple[int, int]
     plan: np.ndarray | None
 
+    @property
+    def area(self) -> int:
+        """The elements of a tile."""
+        return math.prod(self.block) * reach(self.block, self.plan)
+
     def runs(self, axis: int) -> Iterator[tuple[int, int, int]]:
         """Blocks of one size along an axis: the number of the first, how many, and the size."""
         count, rest = divmod(self.shape[axis], self.block[axis])
@@ -130,25 +141,54 @@ class Grid:
 class Band(NamedTuple):
     """The tiles of some rows of tiles that have one width and take part in one way.
 
-    For every row `numbers` lists them, in front, and `live` says how many they are.
+    For every row `starts` lists their first columns, in front, and `live` says how many they are.
     """
 
-    left: int
     width: int
     full: bool
-    numbers: Any
+    starts: Any
     live: Any
+
+    @property
+    def single(self) -> bool:
+        """Whether every row is known to have one of them."""
+        return isinstance(self.live, np.ndarray) and bool((self.live == 1).all())
 
 
 def bands(grid: Grid, plan: Any) -> Iterator[Band]:
     """Some rows of a plan: first the tiles that take part whole, as most do."""
+    number = reach(grid.block, plan)
+    if number > 1:
+        yield of_reach(grid, plan, number)
+        return
     xp = np if isinstance(plan, np.ndarray) else jnp
     for first, count, width in grid.runs(1):
         for sort in (ALL, SOME):
             chosen = plan[:, first : first + count] == sort
             live = chosen.sum(1).astype(np.int32)
-            numbers = xp.argsort(~chosen, axis=1, stable=True).astype(np.int32)
+            starts = (first + xp.argsort(~chosen, axis=1, stable=True)) * grid.block[1]
             if isinstance(plan, np.ndarray):
-                numbers = numbers[:, : live.max()]
-            if numbers.shape[1]:
-                yield Band(first * grid.block[1], width, sort == ALL, numbers, live)
+                starts = starts[:, : live.max()]
+            if starts.shape[1]:
+                yield Band(width, sort == ALL, starts.astype(np.int32), live)
+
+
+def reach(block: tuple[int, int], plan: Any) -> int:
+    """How many blocks lie in a tile that holds all that a row sees, and little else; or 1."""
+    if not isinstance(plan, np.ndarray):
+        return 1
+    seen = plan != NONE
+    last = plan.shape[1] - seen[:, ::-1].argmax(1)
+    number = int(np.where(seen.any(1), last - seen.argmax(1), 1).max())
+    rows, columns = block
+    fits = number * rows * columns <= WIDE and number * columns <= SLENDER * rows
+    return number if fits and number * len(plan) <= LITTLE * np.count_nonzero(seen) else 1
+
+
+def of_reach(grid: Grid, plan: np.ndarray, number: int) -> Band:
+    """One tile for every row, of so many blocks."""
+    width = min(number * grid.block[1], grid.shape[1])
+    first = (plan != NONE).argmax(1) * grid.block[1]
+    starts = np.minimum(first, grid.shape[1] - width)
+    full = bool(((plan == ALL).sum(1) == number).all() and (starts == first).all())
+    return Band(width, full, starts[:, None].astype(np.int32), np.ones(len(plan), np.int32))

@@ -26,14 +26,13 @@ from .grid import Band, Grid, Layout, Place, Side, bands, cut_all, put_all
 
 __all__ = ["SHARED", "Fold", "Sum", "fold", "joined"]
 
-SHARED, ROOM = 2**16, 2**20
+SHARED, ROOM = 2**14, 2**20
 """From so many elements on, a CPU's cores share the work on a tile, and have to be woken for it:
 copies are then joined to tiles of up to so many elements, for fewer and longer pieces of work."""
 
 
-def joined(block: tuple[int, int]) -> int:
-    """How many copies of a block a tile has room for."""
-    area = math.prod(block)
+def joined(area: int) -> int:
+    """How many copies of a tile of so many elements are one tile."""
     return max(ROOM // area, 1) if area >= SHARED else 1
 
 
@@ -110,19 +109,21 @@ class Sweep:
     ):
         """One row of tiles: what belongs to the row is cut once and held in hand."""
         cut = cut_all(self.inputs, operands, copy, place, Side.ROWS)
-        held = cut_all(self.outputs, results, copy, place, Side.ROWS)
+        held: Any = cut_all(self.outputs, results, copy, place, Side.ROWS)
+        if along and along[0].single:  # what is of this row alone is not there before
+            pairs = zip(self.outputs, held, strict=True)
+            held = [None if lies.side is Side.ROWS and all(lies.maps) else x for lies, x in pairs]
         for band in along:
-            numbers, live = jnp.asarray(band.numbers)[number], jnp.asarray(band.live)[number]
+            starts, live = jnp.asarray(band.starts)[number], jnp.asarray(band.live)[number]
 
-            def tile(n, held, band=band, numbers=numbers):
-                left = band.left + numbers[n] * band.width
-                here = Place(place.row, left, place.rows, band.width, band.full)
+            def tile(n, held, band=band, starts=starts):
+                here = Place(place.row, starts[n], place.rows, band.width, band.full)
                 tiles = cut_all(self.inputs, cut, copy, here, Side.COLUMNS, Side.WHOLE)
                 old = cut_all(self.outputs, held, copy, here, Side.COLUMNS, Side.WHOLE)
                 new = body(here, tuple(old), tuple(tiles))
                 return put_all(self.outputs, held, new, copy, here, Side.COLUMNS, Side.WHOLE)
 
-            held = jax.lax.fori_loop(0, live, tile, held)
+            held = tile(0, held) if band.single else jax.lax.fori_loop(0, live, tile, held)
         return put_all(self.outputs, results, held, copy, place, Side.ROWS)
 
     # The same with one more mapped axis, or one less.
@@ -141,7 +142,7 @@ class Sweep:
 
     def in_groups(self) -> Self:
         """The same with about as many copies in a tile as it has room for, if they share a plan."""
-        what, room = self, joined(self.grid.block) if self.order < 2 else 1
+        what, room = self, joined(self.grid.area) if self.order < 2 else 1
         for axis, size in reversed(list(enumerate(self.sizes))):  # the last one lies closest
             if self.grid.plan is None and self.inputs[0].maps[axis]:
                 continue
@@ -209,7 +210,8 @@ class Sum(Sweep):
 
         def body(place, old, tiles):
             new = self.function(place, *tiles)
-            return [a + b.astype(a.dtype) for a, b in zip(old, new, strict=True)]
+            pairs = zip(old, new, sums, strict=True)
+            return [b.astype(s.dtype) if a is None else a + b.astype(s.dtype) for a, b, s in pairs]
 
         sums = self.walk(operands, sums, body)
         return [x.astype(s.dtype) for x, s in zip(sums, self.shapes, strict=True)]

@@ -72,9 +72,10 @@ def test_a_narrow_table_has_a_line_for_every_stage(width):
     [
         ("cpu", 64, 8, causal, "materialized: the table is small"),
         ("cpu", 128, 8, causal, "streamed in 128 × 128"),
-        ("cpu", 1024, 1, causal, "streamed in 128 × 128"),
+        ("cpu", 1024, 1, causal, "streamed in 512 × 256"),
         ("cpu", 1024, 8, causal, "streamed in 512 × 256"),
-        ("cpu", 16384, 8, causal & window(256), "streamed in 128 × 128"),
+        ("cpu", 16384, 8, causal & window(256), "streamed in 256 × 256"),
+        ("cpu", 4096, 8, causal & window(128), "streamed in 128 × 128"),
         ("cpu", 1024, 600, ~(causal & ~causal), "streamed in 512 × 256"),
         ("cpu", 64, 8, same("segments"), "materialized: the table is small"),
         ("cpu", 1024, 8, same("segments"), "streamed in 512 × 256: which of 8 blocks, its context"),
