@@ -14,7 +14,7 @@ from .apply import Apply
 from .errors import CompositionError
 from .fused import by_kernel
 from .gather import Captured, answer, planned
-from .grid import ALL, SOME, reach
+from .grid import ALL, SOME, Block, reach
 from .lookup import Lookup, inner
 from .project import Project, at_least, slots
 from .reassociate import in_part
@@ -27,9 +27,7 @@ from .wrap import Wrapper
 
 __all__ = ["Choose", "Decision", "decide", "materialized", "inside_copies", "streamed"]
 
-Block = tuple[int, int]
-
-BLOCKS: tuple[Block, ...] = ((512, 256), (256, 256), (128, 128))
+BLOCKS = Block(512, 256, True), Block(256, 256, True), Block(128, 128, True)
 """Queries and keys of a tile: large ones run fastest, small ones skip more of what is hidden."""
 
 # What the ways cost, in elements of a large tile: measured on a CPU (`tests/bench`).
@@ -72,7 +70,7 @@ class Tiling(NamedTuple):
     def cost(self, stream: Streamed, copies: int) -> float:
         """What the tiles of one of so many copies cost."""
         plan = self.plan if stream.features is None else in_part(self.plan)
-        number, area = reach(self.block, plan), math.prod(self.block)
+        number, area = reach(self.block, plan), self.block.area
         if number > 1:
             tiles, area = len(plan), number * area
         else:
@@ -82,7 +80,7 @@ class Tiling(NamedTuple):
         return tiles * (LARGE / min(copies, joined(area)) + area)
 
     def __str__(self) -> str:
-        shape, number = f"{self.block[0]} × {self.block[1]}", math.prod(self.plan.shape)
+        shape, number = f"{self.block.rows} × {self.block.columns}", math.prod(self.plan.shape)
         if not isinstance(self.plan, np.ndarray):
             return f"in {shape}: which of {number:,} blocks, its context tells"
         full, masked = self.count(ALL), self.count(SOME)
@@ -138,10 +136,10 @@ def decide(form: Any, lookup: Lookup, x: Any, context: Context) -> Decision:
 
 def best(stream: Streamed, x: Entries, context: Context, execution: Execution) -> Tiling:
     """The tiling that costs least."""
-    found = []
-    for rows, columns in (execution.block,) if execution.block else BLOCKS:
-        block = min(rows, len(x.query)), min(columns, len(x.key))
-        if found and len(x.query) * len(x.key) > MOST * block[0] * block[1]:
+    found: list[Tiling] = []
+    blocks = (execution.block,) if execution.block else BLOCKS
+    for block in dict.fromkeys(block.within(len(x.query), len(x.key)) for block in blocks):
+        if found and len(x.query) * len(x.key) > MOST * block.area:
             break
         found.append(Tiling(block, planned(stream, x, context, block)))
     return min(found, key=lambda tiling: tiling.cost(stream, execution.copies))
@@ -226,11 +224,11 @@ class Stream(Pin):
     """See `streamed`."""
 
     term: Term
-    block: Block | None = None
+    block: tuple[int, int] | None = None
     word = "streamed"
 
     def changes(self) -> dict[str, Any]:
-        return {"pin": "streamed", "block": self.block}
+        return {"pin": "streamed", "block": self.block and Block(*self.block)}
 
 
 def materialized(term: Term) -> Term:
@@ -243,7 +241,7 @@ def materialized(term: Term) -> Term:
     return Materialized(as_term(term, "materialized"))
 
 
-def streamed(term: Term, block: int | Block | None = None) -> Term:
+def streamed(term: Term, block: int | tuple[int, int] | None = None) -> Term:
     """The same term, each of its lookups streamed: exact, in memory linear in queries and keys
     (Dao et al. 2022), in blocks of so many queries and keys.
 

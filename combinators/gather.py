@@ -18,7 +18,7 @@ from jax.core import Tracer
 
 from .apply import Apply
 from .errors import CompositionError
-from .grid import Grid, Layout, Place, Side
+from .grid import Block, Grid, Layout, Place, Side
 from .mask import mask
 from .normalize import LogSumExp, lowest
 from .parameter import is_parameter
@@ -101,7 +101,7 @@ def restricted(tree: Any, steps: Sequence[Step]) -> Any:
     return kept
 
 
-def planned(stream: Streamed, x: Entries, context: Context, block: tuple[int, int]) -> Any:
+def planned(stream: Streamed, x: Entries, context: Context, block: Block) -> Any:
     """Which tiles of the table take part, of the first dictionary that has tiles."""
     steps = next((b.tiled for b in stream.branches if not b.whole), ())
     return plan(masks(steps), x.marks, context, block)
@@ -139,9 +139,9 @@ class Reading:
         marks = Marks(query, Rows(keys, keys))
         return Partial(reference, *self.gathered(run, x, marks, context, reference))
 
-    def tiled(self, run: Apply, x: Entries, context: Context, block: tuple[int, int]) -> Partial:
+    def tiled(self, run: Apply, x: Entries, context: Context, block: Block) -> Partial:
         """What queries gather from entries, tile by tile."""
-        block = min(block[0], len(x.query)), min(block[1], len(x.key))
+        block = block.within(len(x.query), len(x.key))
         which, found = plan(masks(self.steps), x.marks, context, block), []
         if self.stream.features is not None:
             phi = feature_map(self.stream.features, context)
@@ -213,9 +213,9 @@ class Tiles:
         reference = reference if least is None else jnp.maximum(least, reference)
         return Partial(reference, *self.reading.gathered(*found, reference))
 
-    def results(self, block: tuple[int, int], operands: Operands) -> list[Any]:
+    def results(self, block: Block, operands: Operands) -> list[Any]:
         """What is gathered from one tile, in shapes."""
-        place = Place(0, 0, *block, False)
+        place = Place(0, 0, block.rows, block.columns, False)
         pairs = zip(operands.arrays, operands.layouts, strict=True)
         tiles = [jax.ShapeDtypeStruct(lies.shape(x.shape, place), x.dtype) for x, lies in pairs]
         alone = lambda *tiles: jax.tree.leaves(self.of_tile(place, tiles, None))  # noqa: E731
@@ -227,7 +227,7 @@ class Tiles:
             )
         return made
 
-    def fold(self, block: tuple[int, int], operands: Operands) -> Fold:
+    def fold(self, block: Block, operands: Operands) -> Fold:
         """The sweep over all tiles."""
         results, layouts = self.results(block, operands), tuple(operands.layouts)
         reading, plan = self.reading, None if self.plan is None else self.plan.tobytes()
@@ -259,9 +259,7 @@ def names_read(steps: Sequence[Step]) -> frozenset[str]:
     return frozenset({"rng", "head", "precision"}).union(*(step.stage.reads for step in steps))
 
 
-def answer(
-    stream: Streamed, run: Apply, x: Entries, context: Context, block: tuple[int, int]
-) -> Array:
+def answer(stream: Streamed, run: Apply, x: Entries, context: Context, block: Block) -> Array:
     """Ask a stream: what its dictionaries give together."""
     found, column = [], 0
     for number, branch in enumerate(stream.branches):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -14,8 +13,8 @@ import numpy as np
 from jax import Array
 
 __all__ = [
-    "ALL", "NONE", "SOME", "Band", "Grid", "Layout", "Place", "Side", "bands", "cut_all", "put_all",
-    "reach",
+    "ALL", "NONE", "SOME", "Band", "Block", "Grid", "Layout", "Place", "Side", "bands", "cut_all",
+    "put_all", "reach",
 ]  # fmt: skip
 
 NONE, SOME, ALL = 0, 1, 2
@@ -42,6 +41,23 @@ class Place(NamedTuple):
     rows: int
     columns: int
     full: bool
+
+
+class Block(NamedTuple):
+    """Rows and columns of a tile; where it may be wide, all that a row sees may be one tile."""
+
+    rows: int
+    columns: int
+    wide: bool = False
+
+    @property
+    def area(self) -> int:
+        """Its elements."""
+        return self.rows * self.columns
+
+    def within(self, rows: int, columns: int) -> Block:
+        """The block, or as much of it as there is."""
+        return self._replace(rows=min(self.rows, rows), columns=min(self.columns, columns))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,13 +137,13 @@ class Grid:
     """
 
     shape: tuple[int, int]
-    block: tuple[int, int]
+    block: Block
     plan: np.ndarray | None
 
     @property
     def area(self) -> int:
         """The elements of a tile."""
-        return math.prod(self.block) * reach(self.block, self.plan)
+        return self.block.area * reach(self.block, self.plan)
 
     def runs(self, axis: int) -> Iterator[tuple[int, int, int]]:
         """Blocks of one size along an axis: the number of the first, how many, and the size."""
@@ -173,15 +189,14 @@ def bands(grid: Grid, plan: Any) -> Iterator[Band]:
                 yield Band(width, sort == ALL, starts.astype(np.int32), live)
 
 
-def reach(block: tuple[int, int], plan: Any) -> int:
+def reach(block: Block, plan: Any) -> int:
     """How many blocks lie in a tile that holds all that a row sees, and little else; or 1."""
-    if not isinstance(plan, np.ndarray):
+    if not block.wide or not isinstance(plan, np.ndarray):
         return 1
     seen = plan != NONE
     last = plan.shape[1] - seen[:, ::-1].argmax(1)
     number = int(np.where(seen.any(1), last - seen.argmax(1), 1).max())
-    rows, columns = block
-    fits = number * rows * columns <= WIDE and number * columns <= SLENDER * rows
+    fits = number * block.area <= WIDE and number * block.columns <= SLENDER * block.rows
     return number if fits and number * len(plan) <= LITTLE * np.count_nonzero(seen) else 1
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from .grid import ALL, NONE
+from .grid import ALL, NONE, Block
 from .records import Entries, kept
 from .run import Context
 from .score import features
@@ -30,14 +30,14 @@ def in_part(plan: Any) -> Any:
 
 
 def summed(
-    phi: Callable[[Array], Array], x: Entries, plan: Any, block: tuple[int, int]
+    phi: Callable[[Array], Array], x: Entries, plan: Any, block: Block
 ) -> tuple[Array, Array]:
     """From tiles that are seen whole, each query's sum of weights (T,) and of values (T, e)."""
     whole = jnp.asarray(plan == ALL)
     query, key, value = x.query, x.key, x.value
     asks, asked = (
         jnp.repeat(whole.any(1 - axis), size)[: len(rows)]
-        for axis, (size, rows) in enumerate(zip(block, (query, key), strict=True))
+        for axis, (size, rows) in enumerate(zip(block[:2], (query, key), strict=True))
     )
     query, key = (phi(kept(rows, which)) for rows, which in ((query, asks), (key, asked)))
     of_blocks = sums(blocks(kept(key, asked), block[1]), blocks(kept(value, asked), block[1]))

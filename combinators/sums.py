@@ -15,6 +15,7 @@ from jax.core import Tracer
 
 from . import reassociate
 from .gather import Reading, finished, masks
+from .grid import Block
 from .lookup import Lookup
 from .memory import all_hold
 from .predicates import causal
@@ -63,7 +64,7 @@ def asked(stream: Any, run: Any, sums: Sums, x: Entries, context: Context) -> Ar
     total, mixed = reassociate.ask(query, sums["total"], sums["mixed"])
     reading = Reading(stream, 0)
     if len(query) > SHORT:
-        own = reading.tiled(run, x, context, (SHORT, SHORT))
+        own = reading.tiled(run, x, context, Block(SHORT, SHORT))
     else:
         own = reading.whole(run, x, x.marks.query, context)
     found = merge(stream.how, own, Partial(jnp.zeros_like(total), total, mixed))

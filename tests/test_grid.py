@@ -11,6 +11,7 @@ from sampling import examples
 from combinax.combinators import (
     aggregate,
     causal,
+    choose,
     each,
     identity,
     mask,
@@ -24,7 +25,7 @@ from combinax.combinators import (
     streamed,
     window,
 )
-from combinax.combinators.grid import ALL, NONE, SOME, Grid, bands, reach
+from combinax.combinators.grid import ALL, NONE, SOME, Block, Grid, bands, reach
 
 numbers = st.integers(1, 4)
 
@@ -33,7 +34,7 @@ numbers = st.integers(1, 4)
 def grids(draw):
     """A table in blocks, the last ones shorter, and what takes part of it."""
     rows, columns = draw(numbers), draw(st.integers(1, 9))
-    block = draw(numbers), draw(numbers)
+    block = Block(draw(numbers), draw(numbers), draw(st.booleans()))
     cells = st.sampled_from([NONE, NONE, SOME, ALL])
     width = draw(st.integers(1, 3))  # of what rows see, that plans of one tile a row are drawn too
     plan = np.zeros((rows, columns), np.int8)
@@ -41,7 +42,7 @@ def grids(draw):
         first = draw(st.integers(0, columns - 1))
         part = row[first : first + width]
         part[:] = draw(st.lists(cells, min_size=len(part), max_size=len(part)))
-    shape = [n * size - draw(st.integers(0, size - 1)) for n, size in zip(plan.shape, block)]  # noqa: B905
+    shape = [n * size - draw(st.integers(0, size - 1)) for n, size in zip(plan.shape, block[:2])]  # noqa: B905
     return Grid(tuple(shape), block, plan)
 
 
@@ -85,14 +86,16 @@ def test_what_takes_part_is_visited_once(grid):
     ],
 )
 def test_what_a_row_sees_is_one_tile_where_it_lies_close(plan, number):
-    assert reach((4, 1), np.array(plan, np.int8)) == number
-    assert reach((2**10, 2**9), np.array(plan, np.int8)) == 1  # too large
-    assert reach((4, 1), jnp.array(plan, jnp.int8)) == 1  # known only when it runs
+    known, small = np.array(plan, np.int8), Block(4, 1, True)
+    assert reach(small, known) == number
+    assert reach(Block(2**10, 2**9, True), known) == 1  # too large
+    assert reach(small, jnp.asarray(known)) == 1  # known only when it runs
+    assert reach(Block(4, 1), known) == 1  # pinned
 
 
 @pytest.mark.parametrize("length", [16, 23])
 @pytest.mark.parametrize("seen", [window(3) & causal, window(2), causal & (window(6) & ~window(2))])
-def test_one_tile_a_row_gives_what_the_table_gives(length, seen):
+def test_one_tile_a_row_gives_what_the_table_gives(monkeypatch, length, seen):
     """Rows that see nothing, a last block that is shorter, and every derivative."""
     given = project(query=identity, key=read("key"), value=read("value"))
     term = aggregate() @ normalize(softmax) @ mask(seen) @ score(scaled_dot) @ given
@@ -105,12 +108,12 @@ def test_one_tile_a_row_gives_what_the_table_gives(length, seen):
         gradient = jax.grad(lambda *x: run(how, *x), (0, 1, 2))
         return jax.jit(lambda *x: (gradient(*x), jax.jvp(gradient, x, x)[1]))(*x)
 
-    stream = lambda term: streamed(term, (8, 3))  # noqa: E731
-    for a, b in zip(*map(jax.tree.leaves, map(derivatives, (stream, materialized))), strict=True):
+    monkeypatch.setattr(choose, "BLOCKS", (Block(8, 3, True),))
+    for a, b in zip(*map(jax.tree.leaves, map(derivatives, (streamed, materialized))), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
     sweeps = [
         eqn.params["what"]
-        for eqn in jax.make_jaxpr(lambda *x: run(stream, *x))(*x).eqns
+        for eqn in jax.make_jaxpr(lambda *x: run(streamed, *x))(*x).eqns
         if "what" in eqn.params
     ]
     assert [reach(what.grid.block, what.grid.plan) > 1 for what in sweeps] == [True]
