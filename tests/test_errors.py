@@ -13,7 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from slips import BATCH, HEAD, KEY, RUN, TOKENS, WRITTEN, Slip, X, run
+from slips import BATCH, HEAD, KEY, TOKENS, Slip, X, run
+from slips_run import RUN
+from slips_written import WRITTEN
 
 from combinax import combinators, models
 from combinax.combinators import *

@@ -13,9 +13,9 @@ from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from test_stream import LENGTHS, MASKS, SCORES, STREAMING, both, lookup
+from streams import LENGTHS, MASKS, SCORES, STREAMING, both, lookup
 
-BLOCKS = (3, (64, 32), 128)
+BLOCKS = (3, (64, 32), None)
 
 
 def main() -> None:
