@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import numpy as np
 
 from .apply import Apply
 from .errors import CompositionError
 from .fused import by_kernel
 from .gather import Captured, answer, planned
-from .grid import ALL, SOME, Block, reach
+from .grid import Grid
 from .lookup import Lookup, inner
 from .project import Project, at_least, slots
 from .reassociate import in_part
@@ -27,7 +26,7 @@ from .wrap import Wrapper
 
 __all__ = ["Choose", "Decision", "decide", "materialized", "inside_copies", "streamed"]
 
-BLOCKS = Block(512, 256, True), Block(256, 256, True), Block(128, 128, True)
+BLOCKS = (512, 256), (256, 256), (128, 128)
 """Queries and keys of a tile: large ones run fastest, small ones skip more of what is hidden."""
 
 # What the ways cost, in elements of a large tile: measured on a CPU (`tests/bench`).
@@ -51,56 +50,23 @@ class Execution:
     """What the forms around a lookup say of how it runs: a pin, and how many run side by side."""
 
     pin: str = ""
-    block: Block | None = None
+    block: tuple[int, int] | None = None
     copies: int = 1
-
-
-class Tiling(NamedTuple):
-    """A block, and which tiles of the table take part: a plan, if it is known before it runs."""
-
-    block: Block
-    plan: Any
-
-    def count(self, sort: int) -> int:
-        """How many tiles take part so: as long as that is not known, all in part."""
-        if not isinstance(self.plan, np.ndarray):
-            return math.prod(self.plan.shape) if sort == SOME else 0
-        return int(np.count_nonzero(self.plan == sort))
-
-    def cost(self, stream: Streamed, copies: int) -> float:
-        """What the tiles of one of so many copies cost."""
-        plan = self.plan if stream.features is None else in_part(self.plan)
-        number, area = reach(self.block, plan), self.block.area
-        if number > 1:
-            tiles, area = len(plan), number * area
-        else:
-            tiles = self.count(SOME) + (self.count(ALL) if plan is self.plan else 0)
-        if area < SMALL:
-            return tiles * (APIECE + ALONE * area)
-        return tiles * (LARGE / min(copies, joined(area)) + area)
-
-    def __str__(self) -> str:
-        shape, number = f"{self.block.rows} × {self.block.columns}", math.prod(self.plan.shape)
-        if not isinstance(self.plan, np.ndarray):
-            return f"in {shape}: which of {number:,} blocks, its context tells"
-        full, masked = self.count(ALL), self.count(SOME)
-        visited = f"{full + masked:,} of {number:,} blocks visited"
-        return f"in {shape}: {visited} ({full:,} full, {masked:,} partial)"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Decision:
-    """How a lookup runs: with a tiling as a stream, without one on one table; and why."""
+    """How a lookup runs: with a grid as a stream, without one on one table; and why."""
 
     why: str
     stream: Any = None
-    tiling: Tiling | None = None
+    grid: Grid | None = None
     pinned: bool = False
 
     def __str__(self) -> str:
-        if self.tiling is None:
+        if self.grid is None:
             return f"materialized: {self.why}"
-        return f"{'streamed' if self.stream.features is None else 'reassociated'} {self.tiling}"
+        return f"{'streamed' if self.stream.features is None else 'reassociated'} {self.grid}"
 
 
 def decide(form: Any, lookup: Lookup, x: Any, context: Context) -> Decision:
@@ -128,21 +94,33 @@ def decide(form: Any, lookup: Lookup, x: Any, context: Context) -> Decision:
         return Decision("the table is small", stream)
     if learns_keys(form, lookup):
         return Decision("its keys are learned", stream)
-    tiling = tiles()
-    if on_cpu and TABLE * table < tiling.cost(stream, execution.copies):
+    grid = tiles()
+    if on_cpu and TABLE * table < cost(grid, stream, execution.copies):
         return Decision("the table costs less", stream)
-    return Decision("the table is large", stream, tiling)
+    return Decision("the table is large", stream, grid)
 
 
-def best(stream: Streamed, x: Entries, context: Context, execution: Execution) -> Tiling:
-    """The tiling that costs least."""
-    found: list[Tiling] = []
-    blocks = (execution.block,) if execution.block else BLOCKS
-    for block in dict.fromkeys(block.within(len(x.query), len(x.key)) for block in blocks):
-        if found and len(x.query) * len(x.key) > MOST * block.area:
+def best(stream: Streamed, x: Entries, context: Context, execution: Execution) -> Grid:
+    """The grid that costs least, or the one that is pinned."""
+    steps = stream.first.tiled if stream.first else ()
+    if execution.block:
+        return planned(steps, x, context, execution.block)
+    found: list[Grid] = []
+    for block in BLOCKS:
+        if found and len(x.query) * len(x.key) > MOST * math.prod(block):
             break
-        found.append(Tiling(block, planned(stream, x, context, block)))
-    return min(found, key=lambda tiling: tiling.cost(stream, execution.copies))
+        grid = planned(steps, x, context, block)
+        found.append(grid.widened() if stream.features is None else grid)
+    return min(found, key=lambda grid: cost(grid, stream, execution.copies))
+
+
+def cost(grid: Grid, stream: Streamed, copies: int) -> float:
+    """What the tiles of one of so many copies cost."""
+    if stream.features is not None:  # what is seen whole is summed up
+        grid = in_part(grid)
+    if grid.area < SMALL:
+        return grid.tiles * (APIECE + ALONE * grid.area)
+    return grid.tiles * (LARGE / min(copies, joined(grid.area)) + grid.area)
 
 
 def learns_keys(form: Any, lookup: Lookup) -> bool:
@@ -164,10 +142,10 @@ class Choose(Apply):
 
         def ask(query: Any, key: Any, value: Any) -> Any:
             entries = x.replace(query=query, key=key, value=value)
-            if decision.tiling is None:
+            if decision.grid is None:
                 return table(entries, context, step)
             try:
-                return answer(decision.stream, self, entries, context, decision.tiling.block)
+                return answer(decision.stream, self, entries, context, decision.grid)
             except Captured:
                 if decision.pinned:
                     raise
@@ -228,7 +206,7 @@ class Stream(Pin):
     word = "streamed"
 
     def changes(self) -> dict[str, Any]:
-        return {"pin": "streamed", "block": self.block and Block(*self.block)}
+        return {"pin": "streamed", "block": self.block}
 
 
 def materialized(term: Term) -> Term:

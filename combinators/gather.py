@@ -12,13 +12,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.core import Tracer
 
 from .apply import Apply
 from .errors import CompositionError
-from .grid import Block, Grid, Layout, Place, Side
+from .grid import Grid, Layout, Place, Side
 from .mask import mask
 from .normalize import LogSumExp, lowest
 from .parameter import is_parameter
@@ -101,10 +100,11 @@ def restricted(tree: Any, steps: Sequence[Step]) -> Any:
     return kept
 
 
-def planned(stream: Streamed, x: Entries, context: Context, block: Block) -> Any:
-    """Which tiles of the table take part, of the first dictionary that has tiles."""
-    steps = next((b.tiled for b in stream.branches if not b.whole), ())
-    return plan(masks(steps), x.marks, context, block)
+def planned(steps: Sequence[Step], x: Entries, context: Context, block: tuple[int, int]) -> Grid:
+    """The table in blocks of at most so many rows and columns."""
+    shape = len(x.query), len(x.key)
+    block = min(block[0], shape[0]), min(block[1], shape[1])
+    return Grid(shape, block, plan(masks(steps), x.marks, context, block))
 
 
 def masks(steps: Sequence[Step]) -> list[mask]:
@@ -139,18 +139,17 @@ class Reading:
         marks = Marks(query, Rows(keys, keys))
         return Partial(reference, *self.gathered(run, x, marks, context, reference))
 
-    def tiled(self, run: Apply, x: Entries, context: Context, block: Block) -> Partial:
+    def tiled(self, run: Apply, x: Entries, context: Context, grid: Grid) -> Partial:
         """What queries gather from entries, tile by tile."""
-        block = block.within(len(x.query), len(x.key))
-        which, found = plan(masks(self.steps), x.marks, context, block), []
+        found = []
         if self.stream.features is not None:
             phi = feature_map(self.stream.features, context)
-            total, mixed = summed(phi, x, which, block)
+            total, mixed = summed(phi, x, grid)
             found = [Partial(jnp.zeros_like(total), total, mixed)]
-            which = in_part(which)
+            grid = in_part(grid)
         operands = Operands()
-        tiles = Tiles(self, run, x, context, which, operands)
-        found = [Partial(*fold(tiles.fold(block, operands), operands.arrays)), *found]
+        tiles = Tiles(self, run, x, context, grid, operands)
+        found = [Partial(*fold(tiles.fold(operands), operands.arrays)), *found]
         return reduce(partial(merge, self.stream.how), found)
 
 
@@ -161,10 +160,10 @@ class Tiles:
     """
 
     def __init__(
-        self, reading: Reading, run: Apply, x: Entries, context: Context, which: Any, operands: Any
+        self, reading: Reading, run: Apply, x: Entries, context: Context, grid: Grid, operands: Any
     ):
-        self.reading, self.how, self.shape = reading, reading.stream.how, (len(x.query), len(x.key))
-        self.plan = which if isinstance(which, np.ndarray) else None
+        self.reading, self.how = reading, reading.stream.how
+        self.grid = grid if grid.known else dataclasses.replace(grid, plan=None)
         used = (*reading.steps, *reading.stream.after)
         stages = masks(reading.steps)
         self.masked = Alive if all(all(stage.diagonal(x.marks)) for stage in stages) else Apply
@@ -174,11 +173,11 @@ class Tiles:
         self.path, self.aliases = run.path, run.aliases
         context = {name: context[name] for name in names_read(used) if name in context}
 
-        if self.plan is None:
-            operands.add(which, Side.WHOLE)
+        if not grid.known:
+            operands.add(grid.plan, Side.WHOLE)
         self.whole = operands.add((restricted(run.params, used), root, context), Side.WHOLE)
-        self.asking = operands.add((x.query, x.marks.query), Side.ROWS, self.shape[0])
-        self.asked = operands.add((x.key, x.value, x.marks.key), Side.COLUMNS, self.shape[1])
+        self.asking = operands.add((x.query, x.marks.query), Side.ROWS, grid.shape[0])
+        self.asked = operands.add((x.key, x.value, x.marks.key), Side.COLUMNS, grid.shape[1])
 
     def scored(self, place: Place, tiles: Sequence[Array]) -> tuple[Apply, Scores, Marks, Context]:
         """A tile after the stages before the normalizer, as they run on the whole table."""
@@ -213,9 +212,9 @@ class Tiles:
         reference = reference if least is None else jnp.maximum(least, reference)
         return Partial(reference, *self.reading.gathered(*found, reference))
 
-    def results(self, block: Block, operands: Operands) -> list[Any]:
+    def results(self, operands: Operands) -> list[Any]:
         """What is gathered from one tile, in shapes."""
-        place = Place(0, 0, block.rows, block.columns, False)
+        place = Place(0, 0, *self.grid.block, False)
         pairs = zip(operands.arrays, operands.layouts, strict=True)
         tiles = [jax.ShapeDtypeStruct(lies.shape(x.shape, place), x.dtype) for x, lies in pairs]
         alone = lambda *tiles: jax.tree.leaves(self.of_tile(place, tiles, None))  # noqa: E731
@@ -227,21 +226,22 @@ class Tiles:
             )
         return made
 
-    def fold(self, block: Block, operands: Operands) -> Fold:
+    def fold(self, operands: Operands) -> Fold:
         """The sweep over all tiles."""
-        results, layouts = self.results(block, operands), tuple(operands.layouts)
-        reading, plan = self.reading, None if self.plan is None else self.plan.tobytes()
+        results, layouts = self.results(operands), tuple(operands.layouts)
+        reading, grid = self.reading, self.grid
+        plan = grid.plan.tobytes() if grid.known else None
         key = (
             (reading.stream, reading.branch, reading.column, self.path, *self.aliases.items()),
-            (self.masked, self.shape, block, plan, operands.key, layouts),
+            (self.masked, grid.shape, grid.block, grid.reach, plan, operands.key, layouts),
             hashed((self.declared, self.of_root)),
         )
         return Fold(
-            Grid(self.shape, block, self.plan),
+            grid,
             self.absorb,
             layouts,
             (Layout(Side.ROWS),) * len(results),
-            tuple(jax.ShapeDtypeStruct((self.shape[0], *m.shape[1:]), m.dtype) for m in results),
+            tuple(jax.ShapeDtypeStruct((grid.shape[0], *m.shape[1:]), m.dtype) for m in results),
             key=key,
             initial=(lowest(results[0]), 0, 0)[: len(results)],
             contribution=self.contribution,
@@ -259,15 +259,18 @@ def names_read(steps: Sequence[Step]) -> frozenset[str]:
     return frozenset({"rng", "head", "precision"}).union(*(step.stage.reads for step in steps))
 
 
-def answer(stream: Streamed, run: Apply, x: Entries, context: Context, block: Block) -> Array:
-    """Ask a stream: what its dictionaries give together."""
+def answer(stream: Streamed, run: Apply, x: Entries, context: Context, grid: Grid) -> Array:
+    """Ask a stream: what its dictionaries give together; the grid is that of the first in tiles."""
     found, column = [], 0
     for number, branch in enumerate(stream.branches):
         reading, value = Reading(stream, number, column), x
         for step in branch.whole:
             value = step.run(run, value, context)
         if isinstance(value, Entries):
-            found.append(reading.tiled(run, value, context, block))
+            own = grid
+            if branch is not stream.first:
+                own = planned(branch.tiled, value, context, grid.block)
+            found.append(reading.tiled(run, value, context, own))
             column += len(value.key)
         else:
             found.append(reading.whole(run, value, x.marks.query, context))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -13,16 +14,15 @@ import numpy as np
 from jax import Array
 
 __all__ = [
-    "ALL", "NONE", "SOME", "Band", "Block", "Grid", "Layout", "Place", "Side", "bands", "cut_all",
-    "put_all", "reach",
+    "ALL", "NONE", "SOME", "Band", "Grid", "Layout", "Place", "Side", "bands", "cut_all", "put_all",
 ]  # fmt: skip
 
 NONE, SOME, ALL = 0, 1, 2
 """How much of a tile takes part."""
 
 WIDE, SLENDER, LITTLE = 2**18, 3, 1.25
-"""What a row of tiles sees is one tile, if that has at most so many elements, is at most so many
-times as wide as high, and is at most so many times what is seen."""
+"""One tile a row has at most so many elements, that it stays in the cache; is at most so many times
+as wide as high, for products of few rows are slow; and is at most so many times what is seen."""
 
 
 class Side(enum.Enum):
@@ -41,23 +41,6 @@ class Place(NamedTuple):
     rows: int
     columns: int
     full: bool
-
-
-class Block(NamedTuple):
-    """Rows and columns of a tile; where it may be wide, all that a row sees may be one tile."""
-
-    rows: int
-    columns: int
-    wide: bool = False
-
-    @property
-    def area(self) -> int:
-        """Its elements."""
-        return self.rows * self.columns
-
-    def within(self, rows: int, columns: int) -> Block:
-        """The block, or as much of it as there is."""
-        return self._replace(rows=min(self.rows, rows), columns=min(self.columns, columns))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,19 +114,61 @@ def put_all(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Grid:
-    """A table of rows and columns in blocks, and which of its tiles take part, if that is known.
+    """A table of rows and columns in blocks, and which of them take part.
 
-    `plan` has NONE, SOME or ALL for every tile. Where it is None the first operand is the plan.
+    `plan` has NONE, SOME or ALL for every block: as NumPy has it where that is known, as JAX has it
+    where it is known only when it runs, and None in a sweep whose first operand it then is. A tile
+    is a block, or, where `reach` is more than 1, the only one of its row: so many blocks.
     """
 
     shape: tuple[int, int]
-    block: Block
-    plan: np.ndarray | None
+    block: tuple[int, int]
+    plan: Any
+    reach: int = 1
+
+    @property
+    def known(self) -> bool:
+        return isinstance(self.plan, np.ndarray)
 
     @property
     def area(self) -> int:
         """The elements of a tile."""
-        return self.block.area * reach(self.block, self.plan)
+        return math.prod(self.block) * self.reach
+
+    def count(self, sort: int) -> int:
+        """How many blocks take part so: as long as that is not known, all in part."""
+        if not self.known:
+            return math.prod(self.plan.shape) if sort == SOME else 0
+        return int(np.count_nonzero(self.plan == sort))
+
+    @property
+    def tiles(self) -> int:
+        """How many tiles take part."""
+        return len(self.plan) if self.reach > 1 else self.count(SOME) + self.count(ALL)
+
+    def __str__(self) -> str:
+        (rows, columns), number = self.block, f"{math.prod(self.plan.shape):,}"
+        if not self.known:
+            return f"in {rows} × {columns}: which of {number} blocks, its context tells"
+        full, masked = self.count(ALL), self.count(SOME)
+        part = f"{full + masked:,} of {number} blocks"
+        sorts = f"({full:,} full, {masked:,} partial)"
+        if self.reach == 1:
+            return f"in {rows} × {columns}: {part} visited {sorts}"
+        width = min(self.reach * columns, self.shape[1])
+        return f"in {rows} × {width}, one tile a row: {part} of {rows} × {columns} seen {sorts}"
+
+    def widened(self) -> Grid:
+        """The same with one tile a row, where what each row sees lies close together."""
+        if not self.known:
+            return self
+        seen, (rows, columns) = self.plan != NONE, self.block
+        last = seen.shape[1] - seen[:, ::-1].argmax(1)
+        reach = int(np.where(seen.any(1), last - seen.argmax(1), 1).max())
+        fits = reach * rows * columns <= WIDE and reach * columns <= SLENDER * rows
+        if fits and reach * len(seen) <= LITTLE * np.count_nonzero(seen):
+            return dataclasses.replace(self, reach=reach)
+        return self
 
     def runs(self, axis: int) -> Iterator[tuple[int, int, int]]:
         """Blocks of one size along an axis: the number of the first, how many, and the size."""
@@ -173,9 +198,8 @@ class Band(NamedTuple):
 
 def bands(grid: Grid, plan: Any) -> Iterator[Band]:
     """Some rows of a plan: first the tiles that take part whole, as most do."""
-    number = reach(grid.block, plan)
-    if number > 1:
-        yield of_reach(grid, plan, number)
+    if grid.reach > 1:
+        yield one_a_row(grid, plan)
         return
     xp = np if isinstance(plan, np.ndarray) else jnp
     for first, count, width in grid.runs(1):
@@ -189,21 +213,10 @@ def bands(grid: Grid, plan: Any) -> Iterator[Band]:
                 yield Band(width, sort == ALL, starts.astype(np.int32), live)
 
 
-def reach(block: Block, plan: Any) -> int:
-    """How many blocks lie in a tile that holds all that a row sees, and little else; or 1."""
-    if not block.wide or not isinstance(plan, np.ndarray):
-        return 1
-    seen = plan != NONE
-    last = plan.shape[1] - seen[:, ::-1].argmax(1)
-    number = int(np.where(seen.any(1), last - seen.argmax(1), 1).max())
-    fits = number * block.area <= WIDE and number * block.columns <= SLENDER * block.rows
-    return number if fits and number * len(plan) <= LITTLE * np.count_nonzero(seen) else 1
-
-
-def of_reach(grid: Grid, plan: np.ndarray, number: int) -> Band:
-    """One tile for every row, of so many blocks."""
-    width = min(number * grid.block[1], grid.shape[1])
+def one_a_row(grid: Grid, plan: np.ndarray) -> Band:
+    """One tile for every row, which holds all that it sees."""
+    width = min(grid.reach * grid.block[1], grid.shape[1])
     first = (plan != NONE).argmax(1) * grid.block[1]
     starts = np.minimum(first, grid.shape[1] - width)
-    full = bool(((plan == ALL).sum(1) == number).all() and (starts == first).all())
+    full = bool(((plan == ALL).sum(1) == grid.reach).all() and (starts == first).all())
     return Band(width, full, starts[:, None].astype(np.int32), np.ones(len(plan), np.int32))

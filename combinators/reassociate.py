@@ -7,15 +7,15 @@ sees whole are; tiles that it sees in part stay a stream.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from .grid import ALL, NONE, Block
+from .grid import ALL, NONE, Grid
 from .records import Entries, kept
 from .run import Context
 from .score import features
@@ -23,21 +23,20 @@ from .score import features
 __all__ = ["ask", "feature_map", "in_part", "summed", "sums"]
 
 
-def in_part(plan: Any) -> Any:
-    """The plan without the tiles that are seen whole."""
-    where = np.where if isinstance(plan, np.ndarray) else jnp.where
-    return where(plan == ALL, NONE, plan).astype(np.int8)
+def in_part(grid: Grid) -> Grid:
+    """The grid without the blocks that are seen whole."""
+    where = np.where if grid.known else jnp.where
+    plan = where(grid.plan == ALL, NONE, grid.plan).astype(np.int8)
+    return dataclasses.replace(grid, plan=plan)
 
 
-def summed(
-    phi: Callable[[Array], Array], x: Entries, plan: Any, block: Block
-) -> tuple[Array, Array]:
-    """From tiles that are seen whole, each query's sum of weights (T,) and of values (T, e)."""
-    whole = jnp.asarray(plan == ALL)
+def summed(phi: Callable[[Array], Array], x: Entries, grid: Grid) -> tuple[Array, Array]:
+    """From blocks that are seen whole, each query's sum of weights (T,) and of values (T, e)."""
+    whole, block = jnp.asarray(grid.plan == ALL), grid.block
     query, key, value = x.query, x.key, x.value
     asks, asked = (
         jnp.repeat(whole.any(1 - axis), size)[: len(rows)]
-        for axis, (size, rows) in enumerate(zip(block[:2], (query, key), strict=True))
+        for axis, (size, rows) in enumerate(zip(block, (query, key), strict=True))
     )
     query, key = (phi(kept(rows, which)) for rows, which in ((query, asks), (key, asked)))
     of_blocks = sums(blocks(kept(key, asked), block[1]), blocks(kept(value, asked), block[1]))

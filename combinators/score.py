@@ -54,7 +54,7 @@ def scaled_dot(query: Array, key: Array, scale: float | None = None) -> Array:
     >>> scaled_dot(jnp.ones((1, 4)), jnp.ones((1, 4)))
     Array([[2.]], dtype=float32)
     """
-    root = query.shape[-1] ** -0.5
+    root = max(query.shape[-1], 1) ** -0.5
     if scale is None and query.dtype == sums_of(query, key):  # no digit of the query is lost
         return dot(query * root, key)
     return dot(query, key) * (root if scale is None else scale)

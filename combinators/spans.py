@@ -191,7 +191,7 @@ def reduced(value: Any, size: int, axis: int, fold: Callable) -> Any:
     return fold(padded.reshape(shape), axis=axis + 1)
 
 
-def fact(value: Any, lengths: tuple[int, int], block: tuple[int, ...], axis: int) -> Any:
+def fact(value: Any, lengths: tuple[int, int], block: tuple[int, int], axis: int) -> Any:
     """What is known of a piece of context in every block; None if nothing is."""
     if value.ndim == 0 or value.shape == (1,):
         value = value.reshape(1)
@@ -224,10 +224,10 @@ def blocks(rows: Rows, names: Iterable[str], context: Context, lengths, block, a
     )
 
 
-def plan(masks: Iterable[mask], marks: Marks, context: Context, block: tuple[int, ...]) -> Any:
+def plan(masks: Iterable[mask], marks: Marks, context: Context, block: tuple[int, int]) -> Any:
     """NONE, SOME or ALL for every tile: known now (NumPy) or only when it runs (JAX)."""
     lengths = marks.query.length, marks.key.length
-    counts = tuple(-(-length // size) for length, size in zip(lengths, block[:2], strict=True))
+    counts = tuple(-(-length // size) for length, size in zip(lengths, block, strict=True))
     parts = np.full(counts, ALL, np.int8)
     for stage in masks:
         of_query, of_key = stage.facts

@@ -114,6 +114,11 @@ class Streamed:
     end: Any
 
     @property
+    def first(self) -> Branch | None:
+        """The first dictionary that is asked tile by tile as it is."""
+        return next((branch for branch in self.branches if not branch.whole), None)
+
+    @property
     def features(self) -> features | None:
         """The features that keys can be summed up by before they are asked, if they can."""
         branch, *others = self.branches

@@ -14,8 +14,7 @@ from jax import Array
 from jax.core import Tracer
 
 from . import reassociate
-from .gather import Reading, finished, masks
-from .grid import Block
+from .gather import Reading, finished, masks, planned
 from .lookup import Lookup
 from .memory import all_hold
 from .predicates import causal
@@ -64,7 +63,7 @@ def asked(stream: Any, run: Any, sums: Sums, x: Entries, context: Context) -> Ar
     total, mixed = reassociate.ask(query, sums["total"], sums["mixed"])
     reading = Reading(stream, 0)
     if len(query) > SHORT:
-        own = reading.tiled(run, x, context, Block(SHORT, SHORT))
+        own = reading.tiled(run, x, context, planned(reading.steps, x, context, (SHORT, SHORT)))
     else:
         own = reading.whole(run, x, x.marks.query, context)
     found = merge(stream.how, own, Partial(jnp.zeros_like(total), total, mixed))

@@ -106,6 +106,8 @@ class sink(Leaf):
         )
 
     def apply(self, params: Mapping[str, Array], x: Entries, context: Context) -> Scores:
+        if not isinstance(x, Entries):
+            raise CompositionError(mistaken(self, "entries", x))
         sums = jnp.promote_types(x.query.dtype, jnp.float32)
         level = jnp.asarray(params["score"] if self.fixed is None else self.fixed, sums)
         value = jnp.zeros((1, x.value.shape[-1]), x.value.dtype)

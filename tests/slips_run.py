@@ -60,6 +60,10 @@ RUN: dict[str, Slip] = {
         "union joins scores of the same queries over values of one width: scores (5, 5), value "
         "(5, 3) and scores (5, 5), value (5, 1)",
     ),
+    "a sink beside what makes its own entries": Slip(
+        lambda: run(normalize(softmax) @ union(SCORED, sink())),
+        "sink takes entries and gets an array; project(…) or slots(…) turn an array into entries",
+    ),
     "a mask after a union": Slip(
         lambda: run(mask(causal) @ union(score(dot), sink()) @ project(3)),
         "write mask(causal) inside each branch of union, before keys of several dictionaries stand "

@@ -74,8 +74,21 @@ def test_a_narrow_table_has_a_line_for_every_stage(width):
         ("cpu", 128, 8, causal, "streamed in 128 × 128"),
         ("cpu", 1024, 1, causal, "streamed in 512 × 256"),
         ("cpu", 1024, 8, causal, "streamed in 512 × 256"),
-        ("cpu", 16384, 8, causal & window(256), "streamed in 256 × 256"),
-        ("cpu", 4096, 8, causal & window(128), "streamed in 128 × 128"),
+        (
+            "cpu",
+            16384,
+            8,
+            causal & window(256),
+            "streamed in 256 × 512, one tile a row: 127 of "
+            "4,096 blocks of 256 × 256 seen (0 full, 127 partial)",
+        ),
+        (
+            "cpu",
+            4096,
+            8,
+            causal & window(128),
+            "streamed in 128 × 256, one tile a row: 63 of 1,024",
+        ),
         ("cpu", 1024, 600, ~(causal & ~causal), "streamed in 512 × 256"),
         ("cpu", 64, 8, same("segments"), "materialized: the table is small"),
         ("cpu", 1024, 8, same("segments"), "streamed in 512 × 256: which of 8 blocks, its context"),

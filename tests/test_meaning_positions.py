@@ -72,6 +72,7 @@ def test_the_scale_is_one_over_the_root_of_the_width(options, factor):
     """And a scale of zero means zero."""
     close(running(weights(**options))(Q, K, V), numpy64.weights(DOT * factor))
     close(running(weights(function=dot))(Q, K, V), numpy64.weights(DOT))
+    close(running(weights(**options))(Q[:, :0], K[:, :0], V), numpy64.weights(0 * DOT))
 
 
 # Predicates see absolute positions

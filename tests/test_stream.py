@@ -30,6 +30,7 @@ from combinax.combinators import (
     alibi,
     bias,
     bilinear,
+    block_causal,
     causal,
     compose,
     cosine,
@@ -339,6 +340,13 @@ LINEAR = {"row_sum": row_sum, "identity": identity}
 def test_features_are_summed_up_before_they_are_asked(how, seen):
     scores = score(features(pointwise(raised)))
     both(lookup(LINEAR[how], MASKS[seen], scores), (3, 2), 8, 7, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("how", LINEAR)
+@pytest.mark.parametrize("seen", [block_causal(100), causal & window(90), window(300), causal])
+def test_features_in_blocks_that_are_chosen(how, seen):
+    scores = score(features(pointwise(raised)))
+    both(lookup(LINEAR[how], seen, scores), None, 1000, 1000, tolerance=1e-4)
 
 
 def test_padded_keys_leave_the_denominator():
