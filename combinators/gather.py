@@ -198,8 +198,8 @@ class Tiles:
         """What queries gather from a tile, relative to the last of the operands."""
         return self.reading.gathered(*self.scored(place, tiles[:-1]), tiles[-1])
 
-    def absorb(self, place: Place, old: tuple[Array, ...], *tiles: Array) -> list[Array]:
-        """What queries have gathered, with what they gather from one more tile."""
+    def absorb(self, place: Place, old: tuple[Any, ...], *tiles: Array) -> list[Array]:
+        """What queries have gathered, if anything, with what they gather from one more tile."""
         new = self.of_tile(place, tiles, old[0])
         if old[0] is not None:
             new = Partial(*old).relative(self.how, new.reference) + new

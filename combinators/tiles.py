@@ -27,8 +27,9 @@ from .grid import Band, Grid, Layout, Place, Side, bands, cut_all, put_all
 __all__ = ["SHARED", "Fold", "Sum", "fold", "joined"]
 
 SHARED, ROOM = 2**14, 2**20
-"""From so many elements on, a CPU's cores share the work on a tile, and have to be woken for it:
-copies are then joined to tiles of up to so many elements, for fewer and longer pieces of work."""
+"""From so many elements on, a CPU's cores share the work on a tile, but for the products of small
+ones, and have to be woken for it: copies are then joined to tiles of up to so many elements, for
+fewer and longer pieces of work."""
 
 
 def joined(area: int) -> int:
@@ -36,8 +37,9 @@ def joined(area: int) -> int:
     return max(ROOM // area, 1) if area >= SHARED else 1
 
 
-Body = Callable[[Place, tuple[Array, ...], tuple[Array, ...]], Sequence[Array]]
-"""From a place, its part of all results so far and of all operands: the new part of all results."""
+Body = Callable[[Place, tuple[Array | None, ...], tuple[Array, ...]], Sequence[Array]]
+"""From a place, its part of all results so far and of all operands: the new part of all results.
+There is none so far of what belongs to a row that has this tile alone."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -265,9 +267,9 @@ class Sum(Sweep):
 class Fold(Sweep):
     """Columns absorbed block by block, where the first result is what all others are relative to.
 
-    `function(place, old, *tiles)` gives the new results of a row, which begin as `initial` says. To
-    derivatives the first result, once found, is a constant, and the others are the sum over all
-    tiles of `contribution(place, *tiles, first)`.
+    `function(place, old, *tiles)` gives the new results of a row, which begin as `initial` says; of
+    a row of one tile they are None before. To derivatives the first result, once found, is a
+    constant, and the others are the sum over all tiles of `contribution(place, *tiles, first)`.
     """
 
     initial: tuple[float, ...] = ()
