@@ -12,7 +12,6 @@ from combinax.combinators import (
     aggregate,
     causal,
     choose,
-    each,
     identity,
     mask,
     materialized,
@@ -42,7 +41,9 @@ def grids(draw):
         first = draw(st.integers(0, columns - 1))
         part = row[first : first + width]
         part[:] = draw(st.lists(cells, min_size=len(part), max_size=len(part)))
-    shape = [n * size - draw(st.integers(0, size - 1)) for n, size in zip(plan.shape, block)]  # noqa: B905
+    shape = [
+        n * size - draw(st.integers(0, size - 1)) for n, size in zip(plan.shape, block, strict=True)
+    ]
     grid = Grid(tuple(shape), block, plan)
     return grid.widened() if draw(st.booleans()) else grid
 
@@ -74,7 +75,17 @@ def test_what_takes_part_is_visited_once(grid):
         count, whole = visits(grid, plan)
         assert count.max() <= 1
         assert (count[parts != NONE] == 1).all()
+        assert grid.reach > 1 or not count[parts == NONE].any()
         assert (whole <= (parts == ALL)).all()
+
+
+@pytest.mark.parametrize(("length", "full"), [(12, True), (11, False)])
+def test_a_tile_that_is_moved_from_the_end_is_not_whole(length, full):
+    """For then it lies over what its row does not see."""
+    grid = Grid((8, length), (4, 4), np.array([[0, 2, 2], [0, 2, 2]], np.int8)).widened()
+    (band,) = bands(grid, grid.plan)
+    assert (grid.reach, band.width, band.full) == (2, 8, full)
+    assert band.starts.max() == length - 8
 
 
 @pytest.mark.parametrize(
@@ -96,16 +107,20 @@ def test_what_a_row_sees_is_one_tile_where_it_lies_close(plan, number):
     assert reach((4, 1), jnp.asarray(known)) == 1  # known only when it runs
 
 
+@pytest.mark.parametrize("query", [0, None])
 @pytest.mark.parametrize("length", [16, 23])
 @pytest.mark.parametrize("seen", [window(3) & causal, window(2), causal & (window(6) & ~window(2))])
-def test_one_tile_a_row_gives_what_the_table_gives(monkeypatch, length, seen):
-    """Rows that see nothing, a last block that is shorter, and every derivative."""
+def test_one_tile_a_row_gives_what_the_table_gives(monkeypatch, query, length, seen):
+    """Rows that see nothing, a last block that is shorter, and every derivative; each copy with
+    queries of its own, or all with the same."""
     given = project(query=identity, key=read("key"), value=read("value"))
     term = aggregate() @ normalize(softmax) @ mask(seen) @ score(scaled_dot) @ given
-    x = jax.random.normal(jax.random.key(0), (3, 2, length, 5))
+    x = list(jax.random.normal(jax.random.key(0), (3, 2, length, 5)))
+    x[0] = x[0] if query == 0 else x[0][0]
 
-    def run(how, query, key, value):
-        return jnp.sin(each(how(term))({}, query, key=key, value=value)).sum()
+    def run(how, *x):
+        one = lambda q, k, v: how(term)({}, q, key=k, value=v)  # noqa: E731
+        return jnp.sin(jax.vmap(one, (query, 0, 0))(*x)).sum()
 
     def derivatives(how):
         gradient = jax.grad(lambda *x: run(how, *x), (0, 1, 2))
