@@ -130,14 +130,21 @@ class Reading:
             weights = step.run(run, weights, context)
         return total, weights.mixed(weights.value)
 
+    def found(
+        self, run: Apply, scores: Scores, marks: Marks, context: Context, least: Any = None
+    ) -> Partial:
+        """What queries gather from some keys, relative to at least so much."""
+        reference = self.stream.how.reference(scores.score, scores.visible)
+        if least is not None:
+            reference = jnp.maximum(least, reference)
+        return Partial(reference, *self.gathered(run, scores, marks, context, reference))
+
     def whole(self, run: Apply, x: Any, query: Rows, context: Context) -> Partial:
         """What queries gather from entries, or from a table of scores, at once."""
         for step in self.steps:
             x = step.run(run, x, context)
         keys = Range(0, x.score.shape[1])
-        reference = self.stream.how.reference(x.score, x.visible)
-        marks = Marks(query, Rows(keys, keys))
-        return Partial(reference, *self.gathered(run, x, marks, context, reference))
+        return self.found(run, x, Marks(query, Rows(keys, keys)), context)
 
     def tiled(self, run: Apply, x: Entries, context: Context, grid: Grid) -> Partial:
         """What queries gather from entries, tile by tile."""
@@ -200,24 +207,17 @@ class Tiles:
 
     def absorb(self, place: Place, old: tuple[Any, ...], *tiles: Array) -> list[Array]:
         """What queries have gathered, if anything, with what they gather from one more tile."""
-        new = self.of_tile(place, tiles, old[0])
+        new = self.reading.found(*self.scored(place, tiles), old[0])
         if old[0] is not None:
             new = Partial(*old).relative(self.how, new.reference) + new
         return jax.tree.leaves(new)
-
-    def of_tile(self, place: Place, tiles: Sequence[Array], least: Any) -> Partial:
-        """What queries gather from a tile, relative to at least so much."""
-        found = self.scored(place, tiles)
-        reference = self.how.reference(found[1].score, found[1].visible)
-        reference = reference if least is None else jnp.maximum(least, reference)
-        return Partial(reference, *self.reading.gathered(*found, reference))
 
     def results(self, operands: Operands) -> list[Any]:
         """What is gathered from one tile, in shapes."""
         place = Place(0, 0, *self.grid.block, False)
         pairs = zip(operands.arrays, operands.layouts, strict=True)
         tiles = [jax.ShapeDtypeStruct(lies.shape(x.shape, place), x.dtype) for x, lies in pairs]
-        alone = lambda *tiles: jax.tree.leaves(self.of_tile(place, tiles, None))  # noqa: E731
+        alone = lambda *tiles: self.absorb(place, (None,), *tiles)  # noqa: E731
         traced, made = jax.make_jaxpr(alone, return_shape=True)(*tiles)
         if any(isinstance(value, Tracer) for value in traced.consts):
             raise Captured(
