@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from streams import LENGTHS, MASKS, SCORES, STREAMING, both, lookup
 
-BLOCKS = (3, (64, 32), None)
+BLOCKS = (3, (64, 32), 128, None)
 
 
 def main() -> None:
