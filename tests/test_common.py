@@ -399,7 +399,7 @@ def all_but_row_one(query, key):
     return (query.index != 1) & (key.index >= 0)
 
 
-def hidden(term: Term) -> Term:
+def hidden(term: Any) -> Any:
     """The term with query 1 of every score seeing nothing."""
     if isinstance(term, score):
         return mask(predicate(all_but_row_one)) @ term
@@ -413,8 +413,8 @@ def hidden(term: Term) -> Term:
 
     if not term.parts:
         return term
-    changes = {f.name: one(getattr(term, f.name)) for f in dataclasses.fields(term)}  # type: ignore[arg-type]
-    return dataclasses.replace(term, **changes)  # type: ignore[type-var]
+    changes = {f.name: one(getattr(term, f.name)) for f in dataclasses.fields(term)}
+    return dataclasses.replace(term, **changes)
 
 
 def is_lookup(term: Term) -> bool:

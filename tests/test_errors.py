@@ -14,13 +14,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 from slips import BATCH, HEAD, KEY, TOKENS, Slip, X, run
+from slips_executions import EXECUTED
 from slips_run import RUN
 from slips_written import WRITTEN
 
 from combinax import combinators, models
 from combinax.combinators import *
 
-SLIPS = {**WRITTEN, **RUN}
+SLIPS = {**WRITTEN, **RUN, **EXECUTED}
 
 
 def text_of(write: Any, error: type[Exception] = TermError) -> str:

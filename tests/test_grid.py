@@ -5,25 +5,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from asking import ask
 from hypothesis import strategies as st
 from sampling import examples
 
-from combinax.combinators import (
-    aggregate,
-    causal,
-    choose,
-    identity,
-    mask,
-    materialized,
-    normalize,
-    project,
-    read,
-    scaled_dot,
-    score,
-    softmax,
-    streamed,
-    window,
-)
+from combinax.combinators import causal, choose, mask, materialized, streamed, window
 from combinax.combinators.grid import ALL, NONE, SOME, Grid, bands
 
 numbers = st.integers(1, 4)
@@ -69,9 +55,8 @@ def visits(grid, plan):
 def test_what_takes_part_is_visited_once(grid):
     parts = np.repeat(np.repeat(grid.plan, grid.block[0], 0), grid.block[1], 1)
     parts = parts[: grid.shape[0], : grid.shape[1]]
-    for plan in (grid.plan, jnp.asarray(grid.plan)):
-        if grid.reach > 1 and plan is not grid.plan:
-            continue
+    traced = [jnp.asarray(grid.plan)] if grid.reach == 1 else []
+    for plan in (grid.plan, *traced):
         count, whole = visits(grid, plan)
         assert count.max() <= 1
         assert (count[parts != NONE] == 1).all()
@@ -113,8 +98,7 @@ def test_what_a_row_sees_is_one_tile_where_it_lies_close(plan, number):
 def test_one_tile_a_row_gives_what_the_table_gives(monkeypatch, query, length, seen):
     """Rows that see nothing, a last block that is shorter, and every derivative; each copy with
     queries of its own, or all with the same."""
-    given = project(query=identity, key=read("key"), value=read("value"))
-    term = aggregate() @ normalize(softmax) @ mask(seen) @ score(scaled_dot) @ given
+    term = ask(mask(seen))
     x = list(jax.random.normal(jax.random.key(0), (3, 2, length, 5)))
     x[0] = x[0] if query == 0 else x[0][0]
 
