@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .check import fit
+from .check import entering, fit
 from .declare import compute, declare, placing
 from .errors import ParameterError
 from .kinds import show
@@ -29,10 +29,10 @@ def call(term: Term, params: Any, x: Any, context: Context, execution: Any) -> A
             f"a term takes its parameters first and then its input, term(params, x), with "
             f"params a dict as term.init(rng, x) makes it; {term.name} got {got} first"
         )
-    x, context = jax.tree.map(from_numpy, (x, context))
     context = {name: value for name, value in context.items() if value is not None}
-    declared, _ = declare(term, x, context)
     with placing(term, x):
+        x, context = jax.tree.map(from_numpy, entering(term, x, context))
+        declared, _ = declare(term, x, context)
         run = execution(params, fit(term, declared, params))
         return term.wire(run, x, context), run.outputs
 

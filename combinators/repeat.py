@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from .dtypes import numbered
 from .errors import CompositionError
 from .kinds import Width, show, spec
 from .project import at_least
@@ -242,6 +243,7 @@ class Copies(Term):
         outer = context.get("head", Head(jnp.zeros((), jnp.int32), 1))
         index = outer.index * self.count + jnp.arange(self.count, dtype=jnp.int32)
         given: Context = {name: jnp.asarray(values) for name, values in self.given_values}
+        given = numbered(given, self.term.row_facts)
         given["head"] = Head(index, outer.count * self.count)
         if "rng" in context:
             given["rng"] = folded(context["rng"], self.count)

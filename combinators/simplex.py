@@ -23,7 +23,7 @@ class Sparsemax(RowNormalizer):
     def text(self, write: Write) -> str:
         return "sparsemax"
 
-    def weights(self, score: Array, visible: Array | None) -> Array:
+    def weights(self, score: Array, visible: Array | None, **params: Array) -> Array:
         # Relative to the largest, a score at or below -1 has weight 0, and so has a hidden one.
         z = shown(score, visible, 0) - largest_visible(score, visible)[:, None]
         z = jnp.maximum(shown(z, visible, -2), -2)
@@ -31,7 +31,8 @@ class Sparsemax(RowNormalizer):
         rank = jnp.arange(1, z.shape[-1] + 1, dtype=z.dtype)
         total = jnp.cumsum(ordered, -1)
         support = jnp.sum(1 + rank * ordered > total, -1, keepdims=True)
-        tau = (jnp.take_along_axis(total, jnp.maximum(support - 1, 0), -1) - 1) / support
+        least = jnp.take_along_axis(total, jnp.maximum(support - 1, 0), -1)
+        tau = (least - 1) / support.astype(z.dtype)
         return shown(jnp.maximum(z - tau, 0), visible, 0)
 
 
@@ -44,7 +45,7 @@ class Entmax15(RowNormalizer):
     def text(self, write: Write) -> str:
         return "entmax15"
 
-    def weights(self, score: Array, visible: Array | None) -> Array:
+    def weights(self, score: Array, visible: Array | None, **params: Array) -> Array:
         z = (shown(score, visible, 0) - largest_visible(score, visible)[:, None]) / 2
         z = jnp.maximum(shown(z, visible, -2), -2)
         ordered = -jnp.sort(-z, -1)
@@ -78,7 +79,7 @@ class top_k(RowNormalizer):
         super().__post_init__()
         at_least(1, self, count=self.count)
 
-    def weights(self, score: Array, visible: Array | None) -> Array:
+    def weights(self, score: Array, visible: Array | None, **params: Array) -> Array:
         kept = foremost(score, visible, self.count)
         return softmax.weights(score, kept)
 
@@ -92,7 +93,7 @@ class Hardmax(RowNormalizer):
     def text(self, write: Write) -> str:
         return "hardmax"
 
-    def weights(self, score: Array, visible: Array | None) -> Array:
+    def weights(self, score: Array, visible: Array | None, **params: Array) -> Array:
         return foremost(score, visible, 1).astype(score.dtype)
 
 
