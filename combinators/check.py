@@ -113,7 +113,8 @@ def misfits(declared: Any, params: Any, path: tuple[str, ...]) -> Iterator[str]:
         elif jnp.shape(params) != declared.shape:
             yield f"{where} should have shape {declared.shape} and has {jnp.shape(params)}"
         elif not alike(jnp.result_type(params), declared.dtype):
-            yield f"{where} should hold {declared.dtype} and holds {jnp.result_type(params)}"
+            kinds = (jnp.dtype(kind) for kind in (declared.dtype, jnp.result_type(params)))
+            yield "{} should hold {} and holds {}".format(where, *kinds)
         return
     if not isinstance(params, Mapping):
         names = ", ".join(declared)

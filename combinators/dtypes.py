@@ -3,7 +3,8 @@
 | slot | takes | gives |
 |---|---|---|
 | tokens of `embed` | integers | rows of the table |
-| positions, lengths, segments, other integers of rows | integers that fit int32 | int32 |
+| positions, lengths, segments | integers that fit int32 | int32 |
+| what own predicates and biases ask of rows | anything | integers as int32, others as they are |
 | x of `linear`, norms, waves, softmax on arrays … | floats | the type of x |
 | queries and keys | real numbers | at least float32 |
 | biases and temperatures | real numbers | the type of the scores |
@@ -17,8 +18,8 @@ Integers are signed or unsigned, of 8 to 64 bits. Positions, lengths and segment
 they enter a term: differences of unsigned numbers would go round, and a bfloat16 holds no 257.
 A number outside int32 is refused; a traced one cannot be looked at and goes round, as `astype`
 does. Numbers that are mixed count as in `jnp.mean`: integers and booleans as float32, those of 64
-bits as float64. Complex numbers are refused. Of a type that numbers have, none depends on
-`jax_numpy_dtype_promotion`, so words of one type run under "strict", too.
+bits as float64. Complex numbers are refused. Where x, parameters and context are of one type,
+nothing depends on `jax_numpy_dtype_promotion`.
 """
 
 from __future__ import annotations

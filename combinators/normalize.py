@@ -84,7 +84,7 @@ class RowNormalizer(Leaf):
 
     rowwise = True
 
-    def weights(self, score: Array, visible: Array | None, **params: Array) -> Array:
+    def weights(self, score: Array, visible: Array | None, *args: Any, **params: Any) -> Array:
         raise NotImplementedError(f"{type(self).__name__} does not define weights")
 
     def prepared(self, x: Scores) -> Scores:
@@ -124,11 +124,13 @@ class Streaming(RowNormalizer):
     to another. Together they are a monoid, of which the whole table is the case of one block.
     """
 
-    def reference(self, score: Array, visible: Array | None) -> Array:
+    def reference(self, score: Array, visible: Array | None, *args: Any, **params: Any) -> Array:
         """One number per row, (t,), to weigh relative to; the larger one of two blocks stands."""
         raise NotImplementedError(f"{type(self).__name__} does not define reference")
 
-    def weigh(self, score: Array, visible: Array | None, reference: Array) -> Array:
+    def weigh(
+        self, score: Array, visible: Array | None, reference: Array, *args: Any, **params: Any
+    ) -> Array:
         """(t, s) scores to weights that still have to be scaled; 0 where not visible."""
         raise NotImplementedError(f"{type(self).__name__} does not define weigh")
 
@@ -140,7 +142,7 @@ class Streaming(RowNormalizer):
         """What the row's weights are divided by in the end: 1 where they are all 0."""
         return jnp.where(total == 0, 1, total)
 
-    def weights(self, score: Array, visible: Array | None, **params: Array) -> Array:
+    def weights(self, score: Array, visible: Array | None, *args: Any, **params: Any) -> Array:
         reference = self.reference(score, visible, **params)
         weight = self.weigh(score, visible, reference, **params)
         return weight / self.divisor(weight.sum(-1))[:, None]
@@ -242,7 +244,7 @@ class Elementwise(Streaming):
     def divisor(self, total: Array) -> Array:
         return jnp.ones_like(total)
 
-    def weights(self, score: Array, visible: Array | None, **params: Array) -> Array:
+    def weights(self, score: Array, visible: Array | None) -> Array:
         return self.weigh(score, visible, score)
 
 

@@ -23,7 +23,7 @@ class Sparsemax(RowNormalizer):
     def text(self, write: Write) -> str:
         return "sparsemax"
 
-    def weights(self, score: Array, visible: Array | None, **params: Array) -> Array:
+    def weights(self, score: Array, visible: Array | None) -> Array:
         # Relative to the largest, a score at or below -1 has weight 0, and so has a hidden one.
         z = shown(score, visible, 0) - largest_visible(score, visible)[:, None]
         z = jnp.maximum(shown(z, visible, -2), -2)
@@ -45,7 +45,7 @@ class Entmax15(RowNormalizer):
     def text(self, write: Write) -> str:
         return "entmax15"
 
-    def weights(self, score: Array, visible: Array | None, **params: Array) -> Array:
+    def weights(self, score: Array, visible: Array | None) -> Array:
         z = (shown(score, visible, 0) - largest_visible(score, visible)[:, None]) / 2
         z = jnp.maximum(shown(z, visible, -2), -2)
         ordered = -jnp.sort(-z, -1)
@@ -79,7 +79,7 @@ class top_k(RowNormalizer):
         super().__post_init__()
         at_least(1, self, count=self.count)
 
-    def weights(self, score: Array, visible: Array | None, **params: Array) -> Array:
+    def weights(self, score: Array, visible: Array | None) -> Array:
         kept = foremost(score, visible, self.count)
         return softmax.weights(score, kept)
 
@@ -93,7 +93,7 @@ class Hardmax(RowNormalizer):
     def text(self, write: Write) -> str:
         return "hardmax"
 
-    def weights(self, score: Array, visible: Array | None, **params: Array) -> Array:
+    def weights(self, score: Array, visible: Array | None) -> Array:
         return foremost(score, visible, 1).astype(score.dtype)
 
 
