@@ -119,6 +119,11 @@ EXECUTED: dict[str, Slip] = {
     "negative rewind": Slip(
         lambda: stepwise(HEAD, rewind=-1), "rewind of stepwise is an integer of"
     ),
+    "reading capacity": Slip(
+        lambda: stepwise(pointwise(jnp.sin) @ read("capacity")),
+        "stepwise takes capacity for itself, and read('capacity') reads it from the context",
+        ContextError,
+    ),
     "past the capacity": Slip(
         lambda: stepped(CAUSAL @ PROJECTED, capacity=4),
         "position 4 is past the capacity of 4 positions",
