@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from types import NoneType
 from typing import Any
@@ -19,7 +19,10 @@ from .records import Range, Rows
 from .run import Context
 from .term import Term
 
-__all__ = ["check_context", "check_input", "check_key", "entering", "fit", "is_key"]
+__all__ = [
+    "check_context", "check_input", "check_integers", "check_key", "check_names", "entering", "fit",
+    "is_key",
+]  # fmt: skip
 
 OPTIONAL = frozenset({"rng", "positions"})
 """Context that every term takes and none needs: a key for dropout, and where the rows stand."""
@@ -31,17 +34,17 @@ def check_input(x: Any) -> None:
         raise CompositionError(f"x is an array, not a {show(x)}: write jnp.array(…) of numbers")
 
 
-def entering(term: Term, x: Any, context: Context) -> tuple[Any, Context]:
+def entering(term: Term, x: Any, names: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """What a term is run on, with positions, lengths, segments and the like as int32.
 
     Raises ContextError for positions that are no integers, and for numbers outside int32.
     """
-    context = numbered(context, term.row_facts | {"positions"})
-    if not isinstance(positions := context.get("positions"), (Range, NoneType)):
+    names = numbered(names, term.row_facts | {"positions"})
+    if not isinstance(positions := names.get("positions"), (Range, NoneType)):
         check_positions(positions)
     rows = lambda value: value.numbered() if isinstance(value, Rows) else value  # noqa: E731
     x = jax.tree.map(rows, x, is_leaf=lambda value: isinstance(value, Rows))
-    return x, context
+    return x, names
 
 
 def check_integers(positions: Any) -> None:
@@ -84,6 +87,15 @@ def check_context(term: Term, context: Context) -> None:
         raise ContextError(f"no stage reads {name!r}; this term knows {known}")
     if "rng" in context:
         check_key(context["rng"])
+
+
+def check_names(term: Term, taken: Collection[str], where: str) -> None:
+    """No stage reads a name that a function, called `where`, takes for itself."""
+    for name in sorted(term.reads & {*taken}):
+        raise ContextError(
+            f"{where} takes {name} for itself, and {brief(repr(reader(term, name)))} reads it from "
+            "the context: give what is read another name"
+        )
 
 
 def reader(term: Term, name: str) -> Term:

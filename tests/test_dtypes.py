@@ -342,8 +342,8 @@ def test_keys_that_are_read_are_kept_in_the_type_that_is_asked_for():
     x = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
     term = repeat(2, identity + linear(4) @ heads(2, CROSS))
     params = term.init(jax.random.key(0), x, memory=x)
-    start, step = stepwise(term)
-    state = start(params, x[:1], 8, dtype="bfloat16", memory=x)
+    start, step = stepwise(term, dtype="bfloat16")
+    state = start(params, x[:1], 8, memory=x)
     kept = [leaf.dtype for leaf in jax.tree.leaves(state["memory"]) if leaf.size]
     assert set(kept) == {jnp.dtype(jnp.bfloat16)}
     _, y = step(params, state, x)
