@@ -77,9 +77,12 @@ SLOTS = {
         )
     },
     **{
-        f"query or key of {term!r}": (TABLE @ score(term) @ entries, "it", X, COUNTED)
-        for term in (dot, scaled_dot, cosine, distance, bilinear(), additive(2))
-        for entries in (QUERY, KEY)
+        f"{slot} of {name}": (TABLE @ score(term) @ entries, "it", X, COUNTED)
+        for name, term in {
+            "dot": dot, "scaled_dot": scaled_dot, "cosine": cosine, "distance": distance,
+            "bilinear": bilinear(), "additive": additive(2),
+        }.items()
+        for slot, entries in (("query", QUERY), ("key", KEY))
     },
     "value": (aggregate() @ MIXED, "it", X, AS_MEAN),
     "value of largest": (aggregate(largest) @ MIXED, "it", X, AS_MEAN),
