@@ -112,7 +112,7 @@ def between(config: Config, field: str, default: float, what: str, below: float)
     value = config.get(field, default)
     if not number(value, Real) or not 0 <= value < below:
         raise CompositionError(f"{field} has to be {what}, and it is {brief(repr(value))}")
-    return value
+    return float(value)
 
 
 def flag(config: Config, field: str, default: bool) -> bool:

@@ -2,7 +2,7 @@
 
 A folder of several files is saved in one step that cannot be seen half done:
 
-    .combinax-saving-3f2a/   a save writes its files here; what a killed one leaves, the next removes
+    .combinax-saving-3f2a/   a save writes its files here; the next one removes a killed one's
     .combinax-committed/     the same folder renamed: from this rename on, the save has happened
     config.json …            its files then move to their places, one after the other
 
@@ -30,8 +30,8 @@ from typing import Any, TypeVar
 from ..combinators.errors import TermError, brief
 
 __all__ = [
-    "FIELDS_LIMIT", "attributed", "legible", "locked", "placed", "read_bytes", "read_fields",
-    "read_text", "regular", "replaced", "shown", "steady", "transaction", "writing",
+    "FIELDS_LIMIT", "attributed", "flush", "legible", "locked", "placed", "read_bytes",
+    "read_fields", "read_text", "regular", "replaced", "shown", "steady", "transaction", "writing",
 ]  # fmt: skip
 
 T = TypeVar("T")

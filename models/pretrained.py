@@ -78,27 +78,26 @@ def load(path: str | Path, dtype: str = "float32") -> Pretrained:
     ValueError for one that is damaged.
     """
     path = Path(path)
-    config, source, tokenizer = (
-        steady(path, files.PARTS, lambda: read_folder(path))
-        if path.is_dir()
-        else gguf_file.read(path)
-    )
+    if path.is_dir():
+        config, file, source, tokenizer = steady(path, files.PARTS, lambda: read_folder(path))
+    else:
+        file, (config, source, tokenizer) = path, gguf_file.read(path)
     with attributed(path / "config.json" if path.is_dir() else path):
         make, layout = family(config)
         check_sizes(config, source)
-        term = make(config)
-        layout = layout(config)
-    with attributed(path):
-        params = from_theirs(layout, source, declared(term), dtype)
+        term, rules = make(config), layout(config)
+    with attributed(file):
+        params = from_theirs(rules, source, declared(term), dtype)
     return Pretrained(term, params, tokenizer)
 
 
-def read_folder(folder: Path) -> tuple[dict[str, Any], Source, Tokenizer | None]:
-    """The configuration, the weights and the tokenizer of a folder; every file is open then."""
-    own = placed(folder, "tokenizer.json")
+def read_folder(folder: Path) -> tuple[dict[str, Any], Path, Source, Tokenizer | None]:
+    """The configuration, the weights and where they lie, and the tokenizer; all are open then."""
+    own, file = placed(folder, "tokenizer.json"), files.weights_file(folder)
     return (
         read_fields(placed(folder, "config.json") or folder / "config.json"),
-        files.weights(files.weights_file(folder)),
+        file,
+        files.weights(file),
         None if own is None else files.tokenizer(own),
     )
 
@@ -109,7 +108,7 @@ def check_sizes(config: Config, source: Source) -> None:
     Raises CompositionError with the field.
     """
     numbers = max((math.prod(stored.shape) for stored in source.values()), default=0)
-    for field in SIZES & config.keys():
+    for field in sorted(SIZES & config.keys()):
         size, most = config[field], len(source) if field in DEPTHS else numbers
         if isinstance(size, int) and size > most:
             what = "arrays" if field in DEPTHS else "numbers in its largest array"

@@ -39,6 +39,7 @@ STORAGES = {
     "BoolStorage": "bool",
 }
 REBUILD, ORDERED = "torch._utils _rebuild_tensor_v2", "collections OrderedDict"
+LAYOUT = "torch.serialization _get_layout"
 PARAMETER = "torch._utils _rebuild_parameter"
 MAGIC = 0x1950A86A20F9469CFC6C
 """What a file of the format before zip archives begins with, pickled."""
@@ -187,7 +188,7 @@ def unpickled(file: Any) -> tuple[Any, dict[str, Storage]]:
 
     for operation, argument, _ in pickletools.genops(file):
         match operation.name:
-            case "PROTO" | "FRAME" | "STOP":
+            case "PROTO" | "STOP":
                 pass
             case "MARK":
                 marks.append(len(stack))
@@ -206,21 +207,14 @@ def unpickled(file: Any) -> tuple[Any, dict[str, Storage]]:
             case "TUPLE1" | "TUPLE2" | "TUPLE3":
                 size = int(operation.name[-1])
                 stack[-size:] = [tuple(stack[-size:])]
-            case (
-                "BININT" | "BININT1" | "BININT2" | "LONG1" | "BINFLOAT"
-                | "BINUNICODE" | "SHORT_BINUNICODE"
-            ):  # fmt: skip
+            case "BININT" | "BININT1" | "BININT2" | "LONG1" | "BINFLOAT" | "BINUNICODE":
                 stack.append(argument)
             case "BINPUT" | "LONG_BINPUT":
                 memo[argument] = stack[-1]
-            case "MEMOIZE":
-                memo[len(memo)] = stack[-1]
             case "BINGET" | "LONG_BINGET":
                 stack.append(memo[argument])
             case "GLOBAL":
                 stack.append(Global(argument))
-            case "STACK_GLOBAL":
-                stack[-2:] = [Global(f"{stack[-2]} {stack[-1]}")]
             case "BINPERSID":
                 stack.append(storage_of(stack.pop()))
                 storages[stack[-1].key] = stack[-1]
@@ -277,7 +271,9 @@ def rebuilt(function: Any, arguments: Any) -> Any:
         tensor, gradient, *_ = arguments
         return tensor._replace(gradient=gradient is not False)
     if name != REBUILD:
-        raise ValueError(f"it holds what {shown(name.replace(' ', '.'))} makes, which is not read")
+        made = f"what {shown(name.replace(' ', '.'))} makes"
+        what = "a sparse tensor" if name == LAYOUT else made
+        raise ValueError(f"it holds {what}, which is not read")
     storage, offset, shape, strides, gradient, *_ = arguments
     if type(storage) is not Storage:
         raise ValueError("it has a tensor without a storage")
