@@ -32,7 +32,10 @@ from .described import Leaf, described, differences, leaf_from, rebuilt
 __all__ = ["load", "save"]
 
 WORDS, ARRAYS, FIELD = "model.json", "parameters-", "checkpoint"
-DAMAGES = (ValueError, TypeError, KeyError, IndexError, OSError, OverflowError, RecursionError)
+DAMAGES = (
+    ValueError, TypeError, KeyError, IndexError, AttributeError, OSError, OverflowError,
+    RecursionError,
+)  # fmt: skip
 """What Python and orbax raise about a tree, or arrays, that `save` did not write."""
 
 
@@ -53,7 +56,7 @@ def save(folder: Path, params: Any, words: dict[str, Any]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder), ExitStack() as undo:
         new = folder / f"{ARRAYS}{secrets.token_hex(4)}"
-        undo.callback(shutil.rmtree, new, ignore_errors=True)
+        undo.callback(remove, folder, new.name)
         with writing(new):
             write(new, {name: array for name, array in arrays.items() if array.size})
             kept |= {"folder": new.name, "files": dict(written(new))}
@@ -61,10 +64,15 @@ def save(folder: Path, params: Any, words: dict[str, Any]) -> Path:
             text = json.dumps({**words, FIELD: kept}, indent=2, ensure_ascii=False)
             file.write_text(text, "utf-8")
         undo.pop_all()
-        for other in folder.glob(f"{ARRAYS}*"):
-            if other != new:
-                shutil.rmtree(other)
+        remove(folder, ARRAYS, new)
     return new
+
+
+def remove(folder: Path, beginning: str, but: Path | None = None) -> None:
+    """Remove the folders of arrays, whole ones and what orbax left of others, but one."""
+    for other in folder.glob(f"{beginning}*"):
+        if other != but:
+            shutil.rmtree(other)
 
 
 def load(folder: Path, like: Any = None, /, **kinds: type) -> tuple[Any, dict[str, Any]]:
@@ -166,8 +174,13 @@ def restored(folder: Path, stores: Sequence[tuple[tuple[int, ...], str]]) -> lis
     sought = {str(i): store for i, store in enumerate(stores) if math.prod(store[0])}
     handler = orbax.PyTreeCheckpointHandler(use_compression=False)
     with closing(orbax.Checkpointer(handler)) as checkpointer, legible(folder, "orbax", *DAMAGES):
-        tree = checkpointer.metadata(folder.absolute()).item_metadata.tree
-        held = {name: (tuple(one.shape), jnp.dtype(one.dtype).name) for name, one in tree.items()}
+        metadata = checkpointer.metadata(folder.absolute()).item_metadata
+        if metadata is None:
+            raise ValueError("its metadata cannot be read")
+        held = {
+            name: (tuple(one.shape), jnp.dtype(one.dtype).name)
+            for name, one in metadata.tree.items()
+        }
         if held != sought:
             raise ValueError("its arrays are others than those of model.json")
         arguments = {name: orbax.RestoreArgs(restore_type=np.ndarray) for name in sought}
