@@ -117,7 +117,7 @@ def safetensors(file: Path) -> Source:
     source = {}
     for name in handle.keys():  # noqa: SIM118
         array = handle.get_slice(name)
-        kind = array.get_dtype()
+        kind = str(array.get_dtype())
         source[name] = Stored(
             tuple(array.get_shape()), NAMES.get(kind, kind), partial(handle.get_tensor, name), file
         )

@@ -67,7 +67,7 @@ class Cursor:
         return self.data[self.at - size : self.at]
 
     def number(self, form: str) -> int:
-        return struct.unpack(form, self.take(struct.calcsize(form)))[0]
+        return struct.unpack(form, self.take(struct.calcsize(form)).tobytes())[0]
 
     def text(self) -> bytes:
         return self.take(self.number("<Q")).tobytes()

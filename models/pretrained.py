@@ -93,13 +93,10 @@ def load(path: str | Path, dtype: str = "float32") -> Pretrained:
 
 def read_folder(folder: Path) -> tuple[dict[str, Any], Path, Source, Tokenizer | None]:
     """The configuration, the weights and where they lie, and the tokenizer; all are open then."""
-    own, file = placed(folder, "tokenizer.json"), files.weights_file(folder)
-    return (
-        read_fields(placed(folder, "config.json") or folder / "config.json"),
-        file,
-        files.weights(file),
-        None if own is None else files.tokenizer(own),
-    )
+    config = read_fields(placed(folder, "config.json") or folder / "config.json")
+    file, own = files.weights_file(folder), placed(folder, "tokenizer.json")
+    tokenizer = None if own is None else files.tokenizer(own)
+    return config, file, files.weights(file), tokenizer
 
 
 def check_sizes(config: Config, source: Source) -> None:

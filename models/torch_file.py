@@ -186,6 +186,7 @@ def unpickled(file: Any) -> tuple[Any, dict[str, Storage]]:
         del stack[start:]
         return items
 
+    argument: Any
     for operation, argument, _ in pickletools.genops(file):
         match operation.name:
             case "PROTO" | "STOP":
@@ -259,7 +260,8 @@ def storage_of(given: Any) -> Storage:
     name = type_of.name.removeprefix("torch ") if type(type_of) is Global else ""
     if kind != "storage" or name not in STORAGES or type(key) is not str or any(view):
         raise ValueError(f"it refers to a {shown(str(name))} that is no storage of numbers")
-    return Storage(STORAGES[name], key, *counts(size))
+    (size,) = counts(size)
+    return Storage(STORAGES[name], key, size)
 
 
 def rebuilt(function: Any, arguments: Any) -> Any:
@@ -269,6 +271,8 @@ def rebuilt(function: Any, arguments: Any) -> Any:
         return {}
     if name == PARAMETER:
         tensor, gradient, *_ = arguments
+        if type(tensor) is not Tensor:
+            raise ValueError("it has a parameter that is no tensor")
         return tensor._replace(gradient=gradient is not False)
     if name != REBUILD:
         made = f"what {shown(name.replace(' ', '.'))} makes"
@@ -277,7 +281,8 @@ def rebuilt(function: Any, arguments: Any) -> Any:
     storage, offset, shape, strides, gradient, *_ = arguments
     if type(storage) is not Storage:
         raise ValueError("it has a tensor without a storage")
-    return Tensor(storage, *counts(offset), counts(*shape), counts(*strides), gradient is not False)
+    (offset,) = counts(offset)
+    return Tensor(storage, offset, counts(*shape), counts(*strides), gradient is not False)
 
 
 def counts(*numbers: Any) -> tuple[int, ...]:

@@ -230,12 +230,9 @@ def test_many_names_are_listed_briefly(tmp_path):
         load(place)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "nonsense", bool, None])
+@pytest.mark.parametrize("dtype", ["int8", "nonsense", "bool"])
 def test_parameters_are_floats(dtype, tmp_path):
     place = folder(tmp_path / "model")
-    if dtype is None:  # NumPy's own default
-        assert load(place, dtype).params["head"]["kernel"].dtype == np.float32
-        return
     with pytest.raises(ParameterError, match="parameters are floats, such as 'bfloat16', not "):
         load(place, dtype)
 

@@ -155,7 +155,7 @@ def store(leaf: Leaf) -> tuple[tuple[int, ...], str]:
 
 def value(leaf: Leaf, array: np.ndarray) -> Any:
     if leaf.generator is not None:
-        return jax.random.wrap_key_data(array, impl=leaf.generator)
+        return jax.random.wrap_key_data(jnp.asarray(array), impl=leaf.generator)
     return array.view(jnp.dtype(leaf.dtype))
 
 

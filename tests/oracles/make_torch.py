@@ -103,7 +103,7 @@ if __name__ == "__main__":
         "gradient": {"x": torch.ones(1, requires_grad=True)},
         "sparse": {"x": torch.eye(2).to_sparse()}, "expanded": {"x": MANY},
     }.items()}  # fmt: skip
-    arrays: dict[str, np.ndarray] = {}
+    arrays: dict[str, Any] = {}
     for name, held in good.items():
         arrays[f"good/{name}"] = held
         for key, tensor in torch.load(io.BytesIO(held.tobytes()), weights_only=True).items():
