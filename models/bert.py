@@ -35,6 +35,7 @@ from ..combinators import (
     tied,
     valid,
 )
+from ..combinators.dtypes import widened
 from ..combinators.written import documented
 from .attention import multi_head
 from .configuration import Config, activation, epsilon, positive, require, share
@@ -113,7 +114,7 @@ def first(rows: Array) -> Array:
 
 
 def of_length_one(x: Array) -> Array:
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    wide = widened(x)
     size = jnp.linalg.norm(wide, axis=-1, keepdims=True)
     return (wide / jnp.maximum(size, 1e-12)).astype(x.dtype)
 
