@@ -16,7 +16,7 @@
 
 Integers may be signed or unsigned, of 8 to 64 bits. Positions, lengths and segments become int32
 where they enter a term, because differences of unsigned integers wrap around. Floats are refused in
-their place, because bfloat16 rounds 257 to 256. A number that int32 cannot hold is refused where its
+their place, because bfloat16 rounds 257 to 256. A number outside int32 is refused where its
 value is known; a traced one wraps around, as `astype` does.
 
 Integers and booleans that are mixed or scored count as float32, those of 64 bits as float64, as in
