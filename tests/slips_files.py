@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from slips import Slip, X
 
 from combinax.combinators import ParameterError, Term
@@ -55,7 +56,8 @@ FILES: dict[str, Slip] = {
     ),
     "more layers than arrays": Slip(
         lambda: check_sizes(
-            {"num_hidden_layers": 9}, {"w": Stored((5, 4), "float32", X.copy, Path("a.bin"))}
+            {"num_hidden_layers": 9},
+            {"w": Stored((5, 4), "float32", lambda: np.asarray(X), Path("a.bin"))},
         ),
         "num_hidden_layers is 9, and the file of weights has 1 arrays",
     ),
