@@ -14,7 +14,7 @@ from .check import fit
 from .declare import compute, declare, placing
 from .errors import ParameterError
 from .kinds import show
-from .parameter import Parameter, is_parameter, over
+from .parameter import Parameter, is_parameter, over, plain
 from .run import Context, Name, Run, put, select
 from .term import MISSING, Leaf, Term
 
@@ -31,6 +31,7 @@ def call(term: Term, params: Any, x: Any, names: Mapping[str, Any], execution: A
         )
     names = {name: value for name, value in names.items() if value is not None}
     x, context = jax.tree.map(from_numpy, (x, Context(names)))
+    params = plain(params)
     declared, _ = declare(term, x, context)
     with placing(term, x):
         run = execution(params, fit(term, declared, params))

@@ -25,6 +25,7 @@ from ..combinators.declare import declare
 from .configuration import require
 from .generate import NO_TOKEN, follow
 from .pretrained import Pretrained, chat_template, load
+from .prompt import Facts
 
 __all__ = ["Chat", "Conversation", "begin", "load_chat", "prompt", "reply"]
 
@@ -37,6 +38,8 @@ MARKS = {
     "Mistral": "[INST]",
 }
 """The templates that are told apart, by what each of them opens a message with."""
+
+NOTHING = Facts({}, {}, {})
 
 CHUNK = 32
 """How many tokens are read at once: so few that padding costs little, and one number, so that
@@ -129,7 +132,7 @@ def reply(
     state, logits = heard(chat, state, last)
     stop, text = chat.tokenizer.token_to_id(END), DecodeStream(skip_special_tokens=True)
     answer = follow(
-        chat.term, choose, chat.params, state, logits, rng, range(at, capacity), (stop,), {}
+        chat.term, choose, chat.params, state, logits, rng, range(at, capacity), (stop,), NOTHING
     )
     for token, state in answer:
         if token == NO_TOKEN:
