@@ -9,9 +9,10 @@ for every message, and `<|im_start|>assistant` for the answer that is to follow.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from ..combinators.declare import declare
 from .configuration import require
 from .generate import NO_TOKEN, follow
 from .pretrained import Pretrained, chat_template, load
-from .prompt import Facts
+from .prompt import Facts, check_tokens
 
 __all__ = ["Chat", "Conversation", "begin", "load_chat", "prompt", "reply"]
 
@@ -89,11 +90,47 @@ def instructed(model: Pretrained, system: str) -> Chat:
 def prompt(chat: Chat, message: str, first: bool = True) -> list[int]:
     """The tokens of a turn, up to where the answer begins; the first turn holds the instruction.
 
-    After an answer, which ends with <|im_end|>, comes the line break that belongs to it.
+    After an answer, which ends with <|im_end|>, comes the line break that belongs to it. Special
+    tokens are those of the template alone: what is typed is text, <|im_end|> too, and begins no
+    turn. Raises CompositionError for a message that the tokenizer cannot read so.
     """
-    before = f"{START}system\n{chat.system}{END}\n" if chat.system else ""
-    text = (before if first else "\n") + f"{START}user\n{message}{END}\n{START}assistant\n"
-    return chat.tokenizer.encode(text, add_special_tokens=False).ids
+    opened = ["", START, f"system\n{chat.system}", END, "\n"] if chat.system else [""]
+    turn = [START, f"user\n{message}", END, "\n", START, "assistant\n"]
+    return encoded(chat.tokenizer, *(opened if first else ["\n"]), *turn)
+
+
+def encoded(tokenizer: Any, *parts: str) -> list[int]:
+    """The tokens of texts and special tokens, which take turns; one that the tokenizer does not
+    know as such is text."""
+    plain = literal(tokenizer)
+    marks = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
+    tokens, text = [], ""
+
+    def read() -> list[int]:
+        ids = plain.encode(text, add_special_tokens=False).ids
+        for mark in {START, END} & marks.keys():
+            if marks[mark] in ids:
+                raise CompositionError(f"the tokenizer reads {mark} in what is only text")
+        return ids
+
+    for place, part in enumerate(parts):
+        if place % 2 and part in marks:
+            tokens, text = [*tokens, *read(), marks[part]], ""
+        else:
+            text += part
+    return tokens + read()
+
+
+@lru_cache(maxsize=8)
+def literal(tokenizer: Any) -> Any:
+    """The tokenizer as it reads what is typed: whole, and special tokens as the text they are."""
+    plain = copy.deepcopy(tokenizer)
+    plain.no_truncation()
+    plain.no_padding()
+    marks = {START, END} & {t.content for t in plain.get_added_tokens_decoder().values()}
+    plain.add_special_tokens(sorted(marks))
+    plain.encode_special_tokens = True
+    return plain
 
 
 def begin(chat: Chat, capacity: int) -> Conversation:
@@ -120,6 +157,7 @@ def reply(
     state, capacity = conversation
     said = int(state["position"])
     tokens = prompt(chat, message, first=not said)
+    check_tokens(chat.term, tokens)
     at = said + len(tokens)
     if at >= capacity:
         raise CompositionError(
