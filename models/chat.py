@@ -26,7 +26,7 @@ from ..combinators.declare import declare
 from .configuration import require
 from .generate import NO_TOKEN, follow
 from .pretrained import Pretrained, chat_template, load
-from .prompt import Facts, check_tokens
+from .prompt import Facts, check_choice, check_tokens
 
 __all__ = ["Chat", "Conversation", "begin", "load_chat", "prompt", "reply"]
 
@@ -39,8 +39,6 @@ MARKS = {
     "Mistral": "[INST]",
 }
 """The templates that are told apart, by what each of them opens a message with."""
-
-NOTHING = Facts({}, {}, {})
 
 CHUNK = 32
 """How many tokens are read at once: so few that padding costs little, and one number, so that
@@ -143,7 +141,7 @@ def begin(chat: Chat, capacity: int) -> Conversation:
 
 
 def reply(
-    chat: Chat, conversation: Conversation, message: str, choose: Term, rng: Array
+    chat: Chat, conversation: Conversation, message: str, choose: Term, rng: Array, **context: Any
 ) -> Iterator[tuple[str, Conversation]]:
     """The answer to a message, token by token: a piece of text, empty where a character is not
     complete, and the conversation so far. Only the last one can be gone on with: its state takes
@@ -151,8 +149,9 @@ def reply(
 
         token ~ softmax(choose(logits)),  until <|im_end|>
 
-    Token number i of the conversation is drawn with fold_in(rng, i). Raises CompositionError where
-    the conversation exceeds its capacity, and where logits are NaN.
+    Token number i of the conversation is drawn with fold_in(rng, i). The context is what `choose`
+    reads: with `choose=temperature(read("t"))` another `t` compiles nothing anew. Raises
+    CompositionError where the conversation exceeds its capacity, and where logits are NaN.
     """
     state, capacity = conversation
     said = int(state["position"])
@@ -168,9 +167,18 @@ def reply(
     for chunk in before:
         state, _ = heard(chat, state, chunk)
     state, logits = heard(chat, state, last)
+    check_choice(choose, logits, context)
     stop, text = chat.tokenizer.token_to_id(END), DecodeStream(skip_special_tokens=True)
     answer = follow(
-        chat.term, choose, chat.params, state, logits, rng, range(at, capacity), (stop,), NOTHING
+        chat.term,
+        choose,
+        chat.params,
+        state,
+        logits,
+        rng,
+        range(at, capacity),
+        (stop,),
+        Facts({}, {}, context),
     )
     for token, state in answer:
         if token == NO_TOKEN:

@@ -42,8 +42,8 @@ from ..combinators.term import as_term
 from ..combinators.written import reference
 
 __all__ = [
-    "Facts", "Stop", "at", "check_tokens", "divided", "function", "integer", "key_of", "kind_of",
-    "laid", "readable", "stops",
+    "Facts", "Stop", "at", "check_choice", "check_tokens", "divided", "function", "integer",
+    "key_of", "kind_of", "laid", "readable", "stops",
 ]  # fmt: skip
 
 Names = dict[str, Any]
@@ -209,7 +209,7 @@ def divided(
     rows = {name: resized(mine[name], total) for name in tokens}
     _, logits = declare(term, jax.ShapeDtypeStruct((total,), prompt.dtype), shared | rows)
     check_logits(where, logits, total)
-    check_choice(choose, logits, choice)
+    check_choice(choose, jax.ShapeDtypeStruct(logits.shape[1:], logits.dtype), choice)
     return facts, logits.shape[1]
 
 
@@ -290,9 +290,9 @@ def check_logits(where: str, logits: Any, total: int) -> None:
         )
 
 
-def check_choice(choose: Any, logits: Any, context: Names) -> None:
+def check_choice(choose: Any, row: Any, context: Names) -> None:
     """What is to be drawn from has the shape of the logits; what it reads is checked, too."""
-    row = jax.ShapeDtypeStruct(logits.shape[1:], jnp.promote_types(logits.dtype, jnp.float32))
+    row = jax.ShapeDtypeStruct(row.shape, jnp.promote_types(row.dtype, jnp.float32))
     if isinstance(choose, Term):
         made = jax.eval_shape(lambda row: choose({}, row, **context), row)
         if jnp.shape(made) == row.shape:
