@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.core import Tracer
 
@@ -52,7 +53,7 @@ def told(number: Any, context: Context, check: Callable[[Any], None]) -> Any:
             f"{number.label} is one number, and has shape {jnp.shape(value)}; a batch is jax.vmap"
         )
     if not isinstance(value, Tracer):
-        check(jnp.asarray(value).item())
+        check(np.asarray(value).item())
     return jnp.asarray(value)
 
 
