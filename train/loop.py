@@ -259,6 +259,11 @@ def drawn(batches: Callable[[int], Batch], steps: int) -> Iterator[Batch]:
             batch = batches(step)
         except StopIteration:
             return
+        if isinstance(batch, Iterator):
+            raise ValueError(
+                f"batches(step) is one batch, and batches({step}) is a {type(batch).__name__} of "
+                "several: write lambda step: next(iterator)"
+            )
         if strange := [leaf for leaf in jax.tree.leaves(batch) if not isinstance(leaf, NUMBERS)]:
             raise ValueError(f"batches are arrays, and batch {step} holds {strange[0]!r:.60}")
         held = jax.tree.map(shown, batch)
