@@ -175,10 +175,10 @@ def test_names_as_they_are_shown():
 
 
 def test_a_picture_is_named_as_it_can_be_shown(monkeypatch):
-    screen = command.Console(file=io.StringIO(), width=200)
-    monkeypatch.setattr(command, "console", screen)
+    screen = io.StringIO()
+    monkeypatch.setattr(command, "console", command.Console(file=screen, width=200))
     command.show(Path(ESCAPE, "x.png"))
-    assert screen.file.getvalue() == f"picture: {SHOWN}/x.png\n"
+    assert screen.getvalue() == f"picture: {SHOWN}/x.png\n"
 
 
 # What it does by itself

@@ -144,7 +144,8 @@ def test_where_to_stop(stop):
 @pytest.mark.parametrize("prompt", [[3, 1, 4, 1], (3, 1, 4, 1), np.array([3, 1, 4, 1], np.uint8)])
 def test_prompts_and_counts_in_other_forms(prompt):
     wanted = generate(PLAIN, WEIGHTS, PROMPT, COUNT, choose=greedy)
-    made = generate(PLAIN, WEIGHTS, prompt, np.int64(COUNT), choose=greedy)
+    count: Any = np.int64(COUNT)
+    made = generate(PLAIN, WEIGHTS, prompt, count, choose=greedy)
     identical(made, wanted)
 
 

@@ -16,6 +16,7 @@ from combinax.models.generate import chosen, looped
 
 LOGITS = np.random.default_rng(0).standard_normal(12) * 3
 LOGITS[[4, 9]] = LOGITS.max() + 0.5  # two are the largest
+COMPILED: Any = looped
 DTYPES = (jnp.float16, jnp.bfloat16, jnp.float32)
 READ: Any = compose(
     keep_top_p(read("top_p")), keep_top_k(read("top_k")), temperature(read("temperature"))
@@ -131,13 +132,13 @@ def test_another_request_compiles_nothing_anew():
     model: Any = fixed(LOGITS)
     run = lambda **numbers: generate(model, {}, START, 200, choose=READ, **numbers)  # noqa: E731
     first = run(top_p=0.9, top_k=12, temperature=1.0).tokens
-    before = looped._cache_size()
+    before = COMPILED._cache_size()
     for p, k, t in ((0.5, 12, 1.0), (1.0, 2, 1.0), (1.0, 12, 1e-12), (1.0, 12, 1e12)):
         tokens = run(top_p=p, top_k=k, temperature=t).tokens
         assert set(tokens.tolist()) <= set(np.flatnonzero(distribution(LOGITS, p, k, t)[0]))
         assert (tokens != first).any()
-    assert looped._cache_size() == before
-    numbers = dict(top_p=0.9, top_k=12, temperature=1.0)
+    assert COMPILED._cache_size() == before
+    numbers: dict[str, Any] = dict(top_p=0.9, top_k=12, temperature=1.0)
     assert list(stream_tokens(model, {}, START, 20, choose=READ, **numbers)) == first[:20].tolist()
 
 
@@ -194,7 +195,7 @@ def test_speculation_at_tiny_temperatures(t):
 
 def test_speculation_reads_the_numbers_of_a_request():
     model, draft = fixed(LOGITS), fixed(np.zeros(12))
-    numbers = dict(top_p=0.9, top_k=5, temperature=2.0)
+    numbers: dict[str, Any] = dict(top_p=0.9, top_k=5, temperature=2.0)
     made = speculate(model, {}, draft, {}, START, 4000, choose=READ, **numbers)
     _, likely = distribution(LOGITS, 0.9, 5, 2.0)
     np.testing.assert_allclose(np.bincount(made.tokens, minlength=12) / 4000, likely, atol=0.03)
