@@ -24,9 +24,10 @@ from tokenizers.decoders import DecodeStream
 from ..combinators import CompositionError, Term, stepwise, unstack
 from ..combinators.declare import declare
 from .configuration import require
+from .context import SplitContext
 from .generate import NO_TOKEN, follow
 from .pretrained import Pretrained, chat_template, load
-from .prompt import Facts, check_choice, check_tokens
+from .prompt import check_choice, check_tokens
 
 __all__ = ["Chat", "Conversation", "begin", "load_chat", "prompt", "reply"]
 
@@ -178,7 +179,7 @@ def reply(
         rng,
         range(at, capacity),
         (stop,),
-        Facts({}, {}, context),
+        SplitContext({}, {}, context),
     )
     for token, state in answer:
         if token == NO_TOKEN:

@@ -43,8 +43,8 @@ class Choice(Leaf):
         return kind
 
 
-def told(number: Any, context: Context, check: Callable[[Any], None]) -> Any:
-    """A number as it is written, or as the context has it: then checked where it is known."""
+def number_in(context: Context, number: Any, check: Callable[[Any], None]) -> Any:
+    """A number that is written, or read from the context and checked unless it is traced."""
     if not isinstance(number, read):
         return number
     value = context[number.label]
@@ -118,7 +118,7 @@ class keep_top_k(Choice):
         at_least(1, self, count=count)
 
     def apply(self, params: Any, x: Array, context: Context) -> Array:
-        count = told(self.count, context, self.check)
+        count = number_in(context, self.count, self.check)
         if isinstance(count, int):
             return largest(x, count)
         return cut(x, lambda ordered: jnp.arange(ordered.shape[-1]) < count)
@@ -154,7 +154,7 @@ class keep_top_p(Choice):
             raise CompositionError(f"keep_top_p keeps a share 0 < p <= 1, not {share!r}")
 
     def apply(self, params: Any, x: Array, context: Context) -> Array:
-        share = told(self.share, context, self.check)
+        share = number_in(context, self.share, self.check)
         share = wide(share) if isinstance(share, Array) else share
 
         def likely(ordered: Array) -> Array:

@@ -20,19 +20,8 @@ from jax.typing import ArrayLike
 
 from ..combinators import CompositionError, Term, identity, stepwise, unstack
 from .choose import wide
-from .prompt import (
-    Facts,
-    Stop,
-    at,
-    divided,
-    function,
-    integer,
-    key_of,
-    kind_of,
-    laid,
-    readable,
-    stops,
-)
+from .context import SplitContext, context_at, laid_out, split_context
+from .prompt import Stop, cache_dtype, check_keep, check_prompt, integer, key_of, stop_tokens
 
 __all__ = ["Generated", "generate", "stream_tokens"]
 
@@ -93,45 +82,46 @@ def generate(
     [3, 4, 0, -1]
     """
     count = integer("generate", 0, count=count)
-    prompt = readable("generate", term, params, prompt, count, length)
-    facts, _ = divided("generate", term, choose, prompt, count, context)
-    static = (term, choose, function(keep), count, stops(stop), kind_of(dtype))
-    return looped(*static, params, prompt, length, key_of(rng), facts)
+    prompt = check_prompt("generate", term, params, prompt, count, length)
+    split, _ = split_context("generate", term, choose, prompt, count, context)
+    static = (term, choose, check_keep(keep), count, stop_tokens(stop), cache_dtype(dtype))
+    return looped(*static, params, prompt, length, key_of(rng), split)
 
 
 def begin(
-    term: Term, params: Any, prompt: Array, more: int, dtype: Any, facts: Facts, rewind: int = 0,
-    one_by_one: int | None = None,
+    term: Term, params: Any, prompt: Array, more: int, dtype: Any, context: SplitContext,
+    rewind: int = 0, one_by_one: int | None = None,
 ) -> tuple[Any, Array, Callable[..., Any]]:  # fmt: skip
-    """The prompt read: state, logits, and the step that goes on from there, by facts that are laid
-    out. What is drawn comes one by one, and so does a prompt from `one_by_one` on."""
+    """Prefill: state, logits, and the step that goes on from there, by context that is laid out.
+    Drawn tokens come one by one, and so does a prompt from position `one_by_one` on."""
     alone = one_by_one or len(prompt)
     start, step = stepwise(term, rewind=rewind, dtype=dtype, one_by_one=alone)
-    state = start(params, prompt, len(prompt) + more, **at(facts, 0, len(prompt)))
-    facts = left(facts, state)
+    state = start(params, prompt, len(prompt) + more, **context_at(context, 0, len(prompt)))
+    context = left(context, state)
 
     def go_on(state: Any, tokens: Array, first: Any) -> Any:
-        return step(params, state, tokens, positions=first, **at(facts, first, len(tokens)))
+        names = context_at(context, first, len(tokens))
+        return step(params, state, tokens, positions=first, **names)
 
     return *go_on(state, prompt, 0), go_on
 
 
-def left(facts: Facts, state: Any) -> Facts:
-    """The facts without those that the start of a state has read for good."""
-    rest = {name: value for name, value in facts.all.items() if name not in state["given"]}
-    return facts._replace(all=rest)
+def left(context: SplitContext, state: Any) -> SplitContext:
+    """The context without the names that the state has read for good."""
+    rest = {name: value for name, value in context.shared.items() if name not in state["given"]}
+    return context._replace(shared=rest)
 
 
-def drawn(choose: Term, rng: Array, number: Any, logits: Array, choice: Any) -> Array:
-    made = chosen(choose, logits, choice)
+def drawn(choose: Term, rng: Array, number: Any, logits: Array, sampling: Any) -> Array:
+    made = chosen(choose, logits, sampling)
     token = jax.random.categorical(jax.random.fold_in(rng, number), made)
     return jnp.where(jnp.isnan(made).any(), NO_TOKEN, token).astype(jnp.int32)
 
 
-def chosen(choose: Term, logits: Array, choice: Any) -> Array:
-    """The logits to draw from relative to the largest, in at least float32; NaN for all where one
-    is NaN, or where none is left."""
-    made = wide(choose({}, wide(logits), **choice))
+def chosen(choose: Term, logits: Array, sampling: Any) -> Array:
+    """The logits to draw from, relative to the largest, in at least float32; all are NaN where one
+    is NaN, and where all are -inf."""
+    made = wide(choose({}, wide(logits), **sampling))
     largest = made.max(-1, keepdims=True)
     sound = (largest > -jnp.inf) & ~jnp.isnan(logits).any(-1, keepdims=True)
     # The largest is 0 by comparison, not by difference: see `choose`.
@@ -148,20 +138,20 @@ def refuse_sums(state: Any, why: str) -> None:
 @partial(jax.jit, static_argnums=range(6))
 def looped(
     term: Term, choose: Term, keep: Callable, count: int, stop: tuple[int, ...], dtype: Any,
-    params: Any, prompt: Array, length: Any, rng: Array, facts: Facts,
+    params: Any, prompt: Array, length: Any, rng: Array, context: SplitContext,
 ) -> Generated:  # fmt: skip
     params = unstack(term, params)  # layers written out step faster than a scan of them
     ragged, length = length is not None, len(prompt) if length is None else length
-    facts = laid(facts, len(prompt), len(prompt) + count, length)
+    context = laid_out(context, len(prompt), len(prompt) + count, length)
     # Padding that was read is overwritten: it may be all of the prompt but one token, and what
     # stands after a prompt counts for none of it.
     plan = dict(rewind=len(prompt) - 1, one_by_one=1) if ragged else {}
-    state, logits, step = begin(term, params, prompt, count, dtype, facts, **plan)
+    state, logits, step = begin(term, params, prompt, count, dtype, context, **plan)
     if ragged:
         refuse_sums(state, "give each prompt alone: length leaves its end out")
 
     def after(number: Any, logits: Array, made: Generated) -> tuple[Array, Array, Generated]:
-        token = drawn(choose, rng, number, logits, facts.choice)
+        token = drawn(choose, rng, number, logits, context.sampling)
         kept = jax.tree.map(
             lambda all, one: all.at[number].set(one), made.kept, keep(logits, token)
         )
@@ -206,47 +196,49 @@ def stream_tokens(
     [3, 4, 0]
     """
     count = integer("stream_tokens", 0, count=count)
-    prompt = readable("stream_tokens", term, params, prompt, count)
-    facts, _ = divided("stream_tokens", term, choose, prompt, count, context)
-    rest = (kind_of(dtype), stops(stop), key_of(rng))
-    return streamed_tokens(term, choose, unstack(term, params), prompt, count, facts, *rest)
+    prompt = check_prompt("stream_tokens", term, params, prompt, count)
+    split, _ = split_context("stream_tokens", term, choose, prompt, count, context)
+    rest = (cache_dtype(dtype), stop_tokens(stop), key_of(rng))
+    return streamed_tokens(term, choose, unstack(term, params), prompt, count, split, *rest)
 
 
 def streamed_tokens(
-    term: Term, choose: Term, params: Any, prompt: Array, count: int, facts: Facts, dtype: Any,
-    stop: tuple[int, ...], rng: Array,
+    term: Term, choose: Term, params: Any, prompt: Array, count: int, context: SplitContext,
+    dtype: Any, stop: tuple[int, ...], rng: Array,
 ) -> Iterator[int]:  # fmt: skip
-    state, logits, facts = read(term, count, dtype, params, prompt, facts)
-    for token, _ in follow(term, choose, params, state, logits, rng, range(count), stop, facts):
+    state, logits, context = read(term, count, dtype, params, prompt, context)
+    for token, _ in follow(term, choose, params, state, logits, rng, range(count), stop, context):
         yield token
 
 
 def follow(
     term: Term, choose: Term, params: Any, state: Any, logits: Array, rng: Array,
-    numbers: Iterable[int], stop: tuple[int, ...], facts: Facts,
+    numbers: Iterable[int], stop: tuple[int, ...], context: SplitContext,
 ) -> Iterator[tuple[int, Any]]:  # fmt: skip
     """Tokens of these numbers as they come, each with the state that has read it: the state that
-    was before is used up. `params` are those of layers written out, `facts` are laid out."""
+    was before is used up. `params` are unstacked, `context` is laid out."""
     for number in numbers:
-        state, token, logits = go_on(term, choose, params, state, logits, rng, number, facts)
+        state, token, logits = go_on(term, choose, params, state, logits, rng, number, context)
         yield int(token), state
         if int(token) in (*stop, NO_TOKEN):
             return
 
 
 @partial(jax.jit, static_argnums=range(3))
-def read(term: Term, count: int, dtype: Any, params: Any, prompt: Array, facts: Facts) -> Any:
-    facts = laid(facts, len(prompt), len(prompt) + count, len(prompt))
-    state, logits, _ = begin(term, params, prompt, count, dtype, facts)
-    return state, logits[-1], left(facts, state)
+def read(
+    term: Term, count: int, dtype: Any, params: Any, prompt: Array, context: SplitContext
+) -> Any:
+    context = laid_out(context, len(prompt), len(prompt) + count, len(prompt))
+    state, logits, _ = begin(term, params, prompt, count, dtype, context)
+    return state, logits[-1], left(context, state)
 
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=(3,))
 def go_on(
     term: Term, choose: Term, params: Any, state: Any, logits: Array, rng: Array, number: Any,
-    facts: Facts,
+    context: SplitContext,
 ) -> tuple[Any, Array, Array]:  # fmt: skip
-    token = drawn(choose, rng, number, logits, facts.choice)
-    context = at(facts, state["position"], 1)
-    state, logits = stepwise(term).step(params, state, token[None], **context)
+    token = drawn(choose, rng, number, logits, context.sampling)
+    names = context_at(context, state["position"], 1)
+    state, logits = stepwise(term).step(params, state, token[None], **names)
     return state, token, logits[-1]

@@ -1,20 +1,10 @@
-"""What a generation is asked for: the prompt, the context of its tokens, and numbers, all checked.
-
-Context belongs to tokens, to all of them at once, or to the choice of the next one:
-
-    segments (T,)            one for each token of the prompt; those that follow go on with the last
-    segments (T + count,)    one for each token, those that are drawn included
-    memory (S, d)            one for all
-    temperature ()           what `choose` reads
-"""
+"""The arguments of generation, checked before anything is compiled."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
-from itertools import chain, combinations
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,45 +13,26 @@ from jax import Array
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
-from ..combinators import (
-    CompositionError,
-    ContextError,
-    ParameterError,
-    Term,
-    TermError,
-    embed,
-    identity,
-)
-from ..combinators.check import check_key, check_names
+from ..combinators import CompositionError, ParameterError, Term, embed, identity
+from ..combinators.check import check_key
 from ..combinators.compose import Compose
-from ..combinators.declare import declare
-from ..combinators.kinds import show, spec
+from ..combinators.kinds import show
 from ..combinators.project import at_least
-from ..combinators.stepwise import read_once
 from ..combinators.term import as_term
 from ..combinators.written import reference
 
 __all__ = [
-    "Facts", "Stop", "at", "check_choice", "check_tokens", "divided", "function", "integer",
-    "key_of", "kind_of", "laid", "readable", "stops",
+    "Stop", "cache_dtype", "check_choice", "check_keep", "check_logits", "check_prompt",
+    "check_tokens", "integer", "key_of", "stop_tokens",
 ]  # fmt: skip
 
-Names = dict[str, Any]
 Stop = int | Sequence[int] | None
 
 
-class Facts(NamedTuple):
-    """Context by what it belongs to: single tokens, all tokens alike, the choice of the next."""
-
-    tokens: Names
-    all: Names
-    choice: Names
-
-
-def readable(
+def check_prompt(
     where: str, term: Term, params: Any, prompt: ArrayLike, count: int, length: Any = None
 ) -> Array:
-    """The prompt, once it is sure that it is one, and that the term has all of its tokens."""
+    """The prompt as an array (T,), all of whose tokens are in the vocabulary of the term."""
     as_term(term, where)
     if isinstance(prompt, Mapping):
         raise CompositionError(f"{where} takes parameters and then the prompt, and gets a dict")
@@ -87,7 +58,7 @@ def readable(
 
 
 def counted(length: Any, size: int) -> int:
-    """How many tokens of a prompt count: all of them if that is not said."""
+    """The number of tokens that are no padding: all `size` of them without a length."""
     if length is None:
         return size
     whole = not jnp.ndim(length) and jnp.issubdtype(jnp.result_type(length), jnp.integer)
@@ -100,7 +71,7 @@ def counted(length: Any, size: int) -> int:
 
 
 def check_tokens(term: Term, tokens: Any) -> None:
-    """Every token stands in the tables in which the term looks tokens up, where it is known."""
+    """Raise for a token outside a table in which the term looks its input up, where it is known."""
     if isinstance(tokens, Tracer) or not len(tokens):
         return
     known = np.asarray(tokens)
@@ -114,7 +85,7 @@ def check_tokens(term: Term, tokens: Any) -> None:
 
 
 def tables(term: Term) -> Iterator[embed]:
-    """The tables in which a term looks up what it takes."""
+    """The embeddings in which a term looks its input up."""
     if isinstance(term, embed):
         yield term
     elif isinstance(term, Compose):
@@ -125,15 +96,15 @@ def tables(term: Term) -> Iterator[embed]:
 
 
 def integer(where: str, least: int, **number: Any) -> int:
-    """A number of the caller's as an int: one of NumPy's, too."""
+    """A number as an int; NumPy's integers are taken, too."""
     ((name, value),) = number.items()
     value = int(value) if isinstance(value, np.integer) else value
     at_least(least, where, **{name: value})
     return value
 
 
-def stops(stop: Stop) -> tuple[int, ...]:
-    """The tokens to stop after: none, one, or several."""
+def stop_tokens(stop: Stop) -> tuple[int, ...]:
+    """The tokens that end a generation: none, one, or several."""
     if stop is None:
         return ()
     several: Any = stop if np.ndim(stop) or isinstance(stop, (set, frozenset)) else [stop]
@@ -146,8 +117,8 @@ def stops(stop: Stop) -> tuple[int, ...]:
     return tokens
 
 
-def kind_of(dtype: Any) -> Any:
-    """The type in which keys and values are kept, if that is said."""
+def cache_dtype(dtype: Any) -> Any:
+    """The float type of the KV cache, or None for that of the keys and values."""
     if dtype is None:
         return None
     try:
@@ -159,129 +130,23 @@ def kind_of(dtype: Any) -> Any:
     return kind
 
 
-def function(keep: Any) -> Any:
-    """What is made of each step: a function of its logits and its token."""
+def check_keep(keep: Any) -> Any:
+    """`keep`, which is a function of logits and a token."""
     if not callable(keep):
         raise CompositionError(f"keep is a function of logits and a token, not {keep!r}")
     return keep
 
 
 def key_of(rng: Array | None) -> Array:
-    """The key to draw with, key(0) if none is given."""
+    """The key that tokens are drawn with: key(0) without a rng."""
     if rng is None:
         return jax.random.key(0)
     check_key(rng)
     return rng
 
 
-# Context
-
-
-def divided(
-    where: str, term: Term, choose: Any, prompt: Array, count: int, context: Names,
-    ahead: int = 0, others: frozenset[str] = frozenset(),
-) -> tuple[Facts, int]:  # fmt: skip
-    """The context by what it belongs to, once it is sure that the term can read all of it, and the
-    tokens that follow, `ahead` more than are wanted; and how large the vocabulary is. `others` are
-    the names that another term reads."""
-    check_names(term, TAKEN, where)
-    if "positions" in context:
-        raise ContextError(f"{where} counts positions by itself, from 0: leave positions out")
-    context = {name: array(name, value) for name, value in context.items() if value is not None}
-    asked = choose.reads if isinstance(choose, Term) else frozenset()
-    choice = {name: value for name, value in context.items() if name in asked}
-    elsewhere = (asked | others) - term.reads
-    mine = {name: value for name, value in context.items() if name not in elsewhere}
-
-    size, whole = len(prompt), len(prompt) + count  # of which the last token is not read
-    tokens = of_tokens(term, size, prompt.dtype, mine)
-    for name in tokens:
-        if len(mine[name]) not in (size, whole - 1, whole):
-            raise ContextError(
-                f"{name} has {len(mine[name])} rows: {where} takes one for each of the {size} "
-                "tokens of the prompt, where those that follow go on with the last; one for each "
-                f"of all {whole} tokens; or one for all"
-            )
-    shared = {name: value for name, value in mine.items() if name not in tokens}
-    facts = Facts({name: mine[name] for name in tokens}, shared, choice)
-    # Whatever is wrong with the whole, such as a position past a table, is said before the loop.
-    total = whole - 1 + ahead
-    rows = {name: resized(mine[name], total) for name in tokens}
-    _, logits = declare(term, jax.ShapeDtypeStruct((total,), prompt.dtype), shared | rows)
-    check_logits(where, logits, total)
-    check_choice(choose, jax.ShapeDtypeStruct(logits.shape[1:], logits.dtype), choice)
-    return facts, logits.shape[1]
-
-
-TAKEN = (
-    "ahead", "choose", "count", "draft", "draft_params", "dtype", "keep", "length", "params",
-    "prompt", "stop", "term",
-)  # fmt: skip
-"""What generation takes for itself under names that a term could read."""
-
-
-def array(name: str, value: Any) -> Any:
-    """A value of the context, which is no list."""
-    if isinstance(value, (list, str)):
-        raise ContextError(
-            f"{name} is an array, not a {show(value)}: write jnp.array(…) of numbers"
-        )
-    return jnp.asarray(value) if isinstance(value, np.ndarray) else value
-
-
-def resized(value: Any, rows: int) -> jax.ShapeDtypeStruct:
-    """A value in the abstract, with so many rows."""
-    return jax.ShapeDtypeStruct((rows, *jnp.shape(value)[1:]), jnp.result_type(value))
-
-
-def of_tokens(term: Term, size: int, dtype: Any, context: Names) -> tuple[str, ...]:
-    """The names in the context that have a row for each token: a single token takes one of them."""
-    several = [name for name, value in context.items() if np.ndim(value) and len(value) != 1]
-    leaves, tree = jax.tree.flatten(spec(context))
-    names = tuple(sorted({*several} - read_once(term)))
-    return found(term, size, dtype, names, tuple(leaves), tree) if names else ()
-
-
-@lru_cache(maxsize=512)
-def found(
-    term: Term, size: int, dtype: Any, names: tuple[str, ...], leaves: Any, tree: Any
-) -> tuple[str, ...]:
-    """As few of the names as must be cut to one row, so that the term reads a single token."""
-    context = jax.tree.unflatten(tree, leaves)
-    for some in chain.from_iterable(combinations(names, n) for n in range(len(names) + 1)):
-        cut = context | {name: resized(context[name], 1) for name in some}
-        try:
-            _, y = declare(term, jax.ShapeDtypeStruct((1,), dtype), cut)
-        except TermError:
-            continue
-        if all(leaf.shape[:1] == (1,) for leaf in jax.tree.leaves(y)):
-            return some
-    declare(term, jax.ShapeDtypeStruct((size,), dtype), context)  # says what is wrong
-    return ()
-
-
-def laid(facts: Facts, size: int, total: int, length: Any) -> Facts:
-    """Facts with a row for each of `total` tokens: where the prompt of `size` tokens, of which
-    `length` count, ends, its last row goes on."""
-    place = jnp.arange(total)
-
-    def one(value: Array) -> Array:
-        last = (length if len(value) == size else len(value)) - 1
-        return jnp.take(value, jnp.minimum(place, last), 0)
-
-    return facts._replace(tokens={name: one(value) for name, value in facts.tokens.items()})
-
-
-def at(facts: Facts, first: Any, count: int) -> Names:
-    """The context of `count` tokens from the first one on: facts that are laid out."""
-    rows = jax.lax.dynamic_slice_in_dim
-    return facts.all | {name: rows(v, first, count) for name, v in facts.tokens.items()}
-
-
-# Logits
-
-
 def check_logits(where: str, logits: Any, total: int) -> None:
+    """Raise unless a term gives floats (total, vocabulary)."""
     shape, kind = getattr(logits, "shape", ()), getattr(logits, "dtype", bool)
     if len(shape) != 2 or shape[0] != total or not jnp.issubdtype(kind, jnp.floating):
         raise CompositionError(
@@ -290,8 +155,8 @@ def check_logits(where: str, logits: Any, total: int) -> None:
         )
 
 
-def check_choice(choose: Any, row: Any, context: Names) -> None:
-    """What is to be drawn from has the shape of the logits; what it reads is checked, too."""
+def check_choice(choose: Any, row: Any, context: dict[str, Any]) -> None:
+    """Raise unless `choose` turns a row of logits into another, with the numbers that it reads."""
     row = jax.ShapeDtypeStruct(row.shape, jnp.promote_types(row.dtype, jnp.float32))
     if isinstance(choose, Term):
         made = jax.eval_shape(lambda row: choose({}, row, **context), row)

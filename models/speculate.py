@@ -17,8 +17,9 @@ from jax.typing import ArrayLike
 
 from ..combinators import CompositionError, Term, identity, softmax, unstack
 from ..combinators.term import as_term
+from .context import SplitContext, laid_out, split_context
 from .generate import NO_TOKEN, Generated, begin, chosen, drawn, refuse_sums
-from .prompt import Facts, divided, integer, key_of, laid, readable
+from .prompt import check_prompt, integer, key_of
 
 __all__ = ["speculate"]
 
@@ -53,40 +54,41 @@ def speculate(
     [2, 3, 4]
     """
     count = integer("speculate", 0, count=count)
-    ahead = integer("speculate", 1, ahead=ahead)
+    if not isinstance(ahead, int) or ahead < 1:
+        raise CompositionError(f"speculate drafts at least one token ahead, not {ahead!r}")
     reads = [as_term(one, "speculate").reads for one in (term, draft)]
-    tokens = readable("speculate", term, params, prompt, count)
-    readable("speculate", draft, draft_params, prompt, count)
+    tokens = check_prompt("speculate", term, params, prompt, count)
+    check_prompt("speculate", draft, draft_params, prompt, count)
     asked = (choose, tokens, count, context, ahead)
-    facts, kinds = divided("speculate", term, *asked, reads[1])
-    draft_facts, draft_kinds = divided("speculate", draft, *asked, reads[0])
+    split, kinds = split_context("speculate", term, *asked, reads[1])
+    draft_split, draft_kinds = split_context("speculate", draft, *asked, reads[0])
     if kinds != draft_kinds:
         raise CompositionError(
             f"a draft has the vocabulary of the term that judges it: the term gives {kinds} logits "
             f"for each token, the draft {draft_kinds}"
         )
     static = (term, draft, choose, count, ahead)
-    return judged(*static, params, draft_params, tokens, key_of(rng), facts, draft_facts)
+    return judged(*static, params, draft_params, tokens, key_of(rng), split, draft_split)
 
 
 @partial(jax.jit, static_argnums=range(5))
 def judged(
     term: Term, draft: Term, choose: Term, count: int, ahead: int, params: Any, draft_params: Any,
-    prompt: Array, rng: Array, facts: Facts, draft_facts: Facts,
+    prompt: Array, rng: Array, context: SplitContext, draft_context: SplitContext,
 ) -> Generated:  # fmt: skip
     room = count + ahead + 1
 
-    def read(term: Term, params: Any, facts: Facts) -> Any:
-        facts = laid(facts, len(prompt), len(prompt) + room, len(prompt))
-        return begin(term, unstack(term, params), prompt, room, None, facts, rewind=ahead)
+    def read(term: Term, params: Any, context: SplitContext) -> Any:
+        context = laid_out(context, len(prompt), len(prompt) + room, len(prompt))
+        return begin(term, unstack(term, params), prompt, room, None, context, rewind=ahead)
 
-    large, logits, judge = read(term, params, facts)
-    small, _, propose = read(draft, draft_params, draft_facts)
+    large, logits, judge = read(term, params, context)
+    small, _, propose = read(draft, draft_params, draft_context)
     for state in (large, small):
         refuse_sums(state, "use generate: drafts that are refused are taken back")
 
     def likely(logits: Array) -> Array:
-        relative = chosen(choose, logits, facts.choice)
+        relative = chosen(choose, logits, context.sampling)
         return jnp.where(jnp.isnan(relative), jnp.nan, softmax({}, relative))
 
     def round_of(carry: Any) -> Any:
@@ -97,7 +99,7 @@ def judged(
         def guess(carry: Any, number: Array) -> Any:
             small, token = carry
             small, logits = propose(small, token[None], at + number)
-            guessed = drawn(choose, key, number, logits[-1], facts.choice)
+            guessed = drawn(choose, key, number, logits[-1], context.sampling)
             return (small, guessed), (token, likely(logits[-1]))
 
         # One step more than there are drafts, so that the last of them is in its state as well.
@@ -123,7 +125,7 @@ def judged(
         _, _, last, _, made, _ = carry
         return (made < count) & (last != NO_TOKEN)
 
-    first = drawn(choose, rng, 0, logits[-1], facts.choice)
+    first = drawn(choose, rng, 0, logits[-1], context.sampling)
     tokens = jnp.full(room, NO_TOKEN, jnp.int32).at[0].set(first)
     carry = large, small, first, tokens, jnp.ones((), jnp.int32), jnp.ones((), jnp.int32)
     *_, tokens, made, rounds = jax.lax.while_loop(unfinished, round_of, carry)

@@ -48,9 +48,18 @@ GENERATION: dict[str, Slip] = {
         "then the prompt; it got None for parameters",
         ParameterError,
     ),
+    "a term that reads a rng": Slip(
+        lambda: generate(NEXT @ (identity + read("rng")), {}, TOKENS, 3),
+        "generate takes rng for itself",
+        ContextError,
+    ),
     "a count in words": Slip(
         lambda: generate(NEXT, {}, TOKENS, cast(Any, "3")),
         "count of generate is an integer of at least 0, not '3'",
+    ),
+    "drafts in words": Slip(
+        lambda: speculate(NEXT, {}, NEXT, {}, TOKENS, 3, ahead=cast(Any, "4")),
+        "speculate drafts at least one token ahead, not '4'",
     ),
     "a stop in words": Slip(
         lambda: generate(NEXT, {}, TOKENS, 3, stop=cast(Any, "end")),
