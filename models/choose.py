@@ -21,6 +21,7 @@ from jax import Array
 from jax.core import Tracer
 
 from ..combinators import CompositionError, ContextError, Leaf, pointwise, read
+from ..combinators.dtypes import widened
 from ..combinators.project import at_least
 from ..combinators.run import Context
 from ..combinators.term import form
@@ -169,7 +170,7 @@ class keep_top_p(Choice):
 
 def wide(logits: Array) -> Array:
     """Logits in at least float32: noise of fewer bits leaves tokens of a vocabulary out."""
-    return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    return widened(logits)
 
 
 def log_probability(logits: Array, token: Array) -> Array:

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -154,11 +155,10 @@ def sample(
     with refused():
         named = folder.is_dir() or folder.parts[:1] == ("runs",)
         place = folder if named else Path("runs") / folder
-        params, words = checkpoint.load(place, vocabulary=str, width=int, length=int, term=str)
+        kinds = dict(vocabulary=str, width=int, length=int, term=str)
+        params, words = checkpoint.load(place, partial(learned, folder), **kinds)
         vocabulary = words["vocabulary"]
         term = tasks.language(len(vocabulary), words["width"])
-        if repr(term) != words["term"]:
-            raise ValueError(f"{str(folder)!r} was learned by another model than this version has")
         text = corpus.Text(vocabulary, *2 * (np.zeros(0, np.int32),), before=0)
         prompt = opening(vocabulary) if prompt is None else prompt
         begun = text.encode(prompt)
@@ -179,6 +179,14 @@ def sample(
 def opening(vocabulary: str) -> str:
     """What a text begins after: a line break, or a space, or the first character that it has."""
     return next(c for c in ("\n", " ", vocabulary[0]) if c in vocabulary)
+
+
+def learned(folder: Path, words: dict[str, Any]) -> Any:
+    """The parameters, abstract, of the model that a run's words describe."""
+    term = tasks.language(len(words["vocabulary"]), words["width"])
+    if repr(term) != words["term"]:
+        raise ValueError(f"{str(folder)!r} was learned by another model than this version has")
+    return jax.eval_shape(term.init, jax.random.key(0), jax.ShapeDtypeStruct((1,), np.int32))
 
 
 @app.command()
