@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from slips import Slip, X
 
 from combinax.combinators import ParameterError, Term
@@ -25,12 +24,15 @@ def configured(**fields: Any) -> Term:
 
 def read(name: str, arrays: dict[str, Any], dtype: str = "float32", **options: Any) -> Any:
     """Parameters of a model with one table, from a file that has arrays of one type."""
-    source = {
+    layout = Layout(rules("", "", f"{name} matrix table"), prefix="", **options)
+    return from_theirs(layout, stored(arrays, dtype), {"table": X})
+
+
+def stored(arrays: dict[str, Any], dtype: str = "float32") -> dict[str, Stored]:
+    return {
         name: Stored(array.shape, dtype, lambda array=array: array, Path("a.bin"))
         for name, array in arrays.items()
     }
-    layout = Layout(rules("", "", f"{name} matrix table"), prefix="", **options)
-    return from_theirs(layout, source, {"table": X})
 
 
 FILES: dict[str, Slip] = {
