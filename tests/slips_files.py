@@ -57,10 +57,7 @@ FILES: dict[str, Slip] = {
         "high_freq_factor has to be above low_freq_factor, 4.0, and it is 1.0",
     ),
     "more layers than arrays": Slip(
-        lambda: check_sizes(
-            {"num_hidden_layers": 9},
-            {"w": Stored((5, 4), "float32", lambda: np.asarray(X), Path("a.bin"))},
-        ),
+        lambda: check_sizes({"num_hidden_layers": 9}, stored({"w": X})),
         "num_hidden_layers is 9, and the file of weights has 1 arrays",
     ),
     "two names of one array": Slip(
