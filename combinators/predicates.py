@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast, dataclass_transform
 
 from jax import Array
 
+from .bounds import Program
 from .errors import CompositionError
 from .maybe import ANYTHING, Maybe, truth
 from .project import at_least
@@ -46,17 +47,17 @@ class Predicate:
     def __call__(self, query: Rows, key: Rows) -> Array:
         raise NotImplementedError(f"{type(self).__name__} does not define __call__")
 
-    def ask(self, query: Any, key: Any, known: Callable[[Any], Maybe]) -> Maybe:
-        """What marks tell that are not arrays but bounds, or distances.
+    def ask(self, query: Rows, key: Rows) -> Maybe:
+        """What it says of rows that hold spans: bounds of blocks, distances, or single numbers.
 
-        `known` takes what the predicate says of them. One that asks for more may hold of any pair;
-        what is wrong with it itself shows when it is called with arrays.
+        A predicate that asks for more may hold of any pair; what is wrong with it itself shows
+        when it is called with arrays.
         """
         sides = zip(self.rows, (query.facts, key.facts), strict=True)
         if any(name not in facts for names, facts in sides for name in names):
             return ANYTHING
         try:
-            return known(self(query, key))
+            return Program(self, query, key).seen
         except (TypeError, AttributeError, LookupError, ValueError):
             return ANYTHING
 
@@ -110,8 +111,8 @@ class Pair(Predicate):
     def __call__(self, query: Rows, key: Rows) -> Array:
         return self.join(self.first(query, key), self.second(query, key))
 
-    def ask(self, query: Any, key: Any, known: Callable[[Any], Maybe]) -> Maybe:
-        return self.join(self.first.ask(query, key, known), self.second.ask(query, key, known))
+    def ask(self, query: Rows, key: Rows) -> Maybe:
+        return self.join(self.first.ask(query, key), self.second.ask(query, key))
 
 
 @value
@@ -151,8 +152,8 @@ class Not(Predicate):
     def __call__(self, query: Rows, key: Rows) -> Array:
         return ~truth(self.inner(query, key))
 
-    def ask(self, query: Any, key: Any, known: Callable[[Any], Maybe]) -> Maybe:
-        return ~self.inner.ask(query, key, known)
+    def ask(self, query: Rows, key: Rows) -> Maybe:
+        return ~self.inner.ask(query, key)
 
     def __repr__(self) -> str:
         return f"~{self.inner!r}"
