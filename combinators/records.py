@@ -7,6 +7,7 @@ That is what lets the five words be written point-free.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Self, TypeVar, cast, dataclass_transform
 
 import jax
@@ -95,7 +96,7 @@ class Rows:
     def length(self) -> int:
         return len(self.index) if isinstance(self.index, Array) else self.index.length
 
-    def read(self, names: tuple[str, ...], context: dict[str, Any], side: str) -> Rows:
+    def read(self, names: tuple[str, ...], context: Mapping[str, Any], side: str) -> Rows:
         """These rows with the named facts from the context: one per row, or one for all."""
         facts = dict(self.facts)
         for name in names:
@@ -139,7 +140,9 @@ class Marks:
     query: Rows
     key: Rows
 
-    def read(self, query: tuple[str, ...], key: tuple[str, ...], context: dict[str, Any]) -> Marks:
+    def read(
+        self, query: tuple[str, ...], key: tuple[str, ...], context: Mapping[str, Any]
+    ) -> Marks:
         return Marks(self.query.read(query, context, "query"), self.key.read(key, context, "key"))
 
     @property

@@ -18,6 +18,7 @@ from jax import Array
 
 from ..combinators import (
     CompositionError,
+    Context,
     Entries,
     Leaf,
     Parameter,
@@ -113,5 +114,5 @@ class keys(Leaf):
         init = jax.nn.initializers.variance_scaling(1.0, "fan_out", "normal")
         return {"key": Parameter(shape, init, ("slots", "in"))}
 
-    def apply(self, params: Mapping[str, Array], x: Entries, context: dict[str, Any]) -> Entries:
+    def apply(self, params: Mapping[str, Array], x: Entries, context: Context) -> Entries:
         return x.replace(key=params["key"])
