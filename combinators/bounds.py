@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -53,7 +52,7 @@ class Program:
         if any(isinstance(value, Tracer) for value in self.closed.consts):
             raise TypeError("a predicate that holds a traced array is not known yet")
         (result,) = self.closed.out_avals
-        if result.dtype != bool or result.shape not in ((), (1, 1)):
+        if result.dtype != np.bool_ or result.shape not in ((), (1, 1)):
             raise TypeError(f"a predicate gives one truth for a pair of rows, not {result}")
 
     @property
@@ -61,12 +60,11 @@ class Program:
         """How many operations there are."""
         return sum(1 for _ in operations(self.closed.jaxpr))
 
-    @property
-    def seen(self) -> Maybe:
-        """What the predicate says of its rows."""
+    def seen(self, computing: bool) -> Maybe:
+        """What the predicate says of its rows; whether JAX computes what no rule is for."""
         given = [leaf if isinstance(leaf, Span) else anything(leaf) for leaf in self.given]
         with np.errstate(all="ignore"):  # integers wrap around, as those of JAX do
-            (result,) = run(self.closed.jaxpr, self.closed.consts, given)
+            (result,) = run(self.closed.jaxpr, self.closed.consts, given, computing)
         assert result is not None
         every, some = (end.reshape(end.shape[:2]) for end in (result.lo, result.hi))
         return Maybe(some, every)
@@ -88,7 +86,7 @@ def called(operation: Any) -> Any:
     return inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, ())
 
 
-def run(jaxpr: Any, consts: Sequence[Any], given: Sequence[Bound]) -> list[Bound]:
+def run(jaxpr: Any, consts: Sequence[Any], given: Sequence[Bound], computing: bool) -> list[Bound]:
     """Bounds of the results of a program."""
     spans = dict(zip(jaxpr.constvars, map(constant, consts), strict=True))
     spans |= dict(zip(jaxpr.invars, given, strict=True))
@@ -97,7 +95,7 @@ def run(jaxpr: Any, consts: Sequence[Any], given: Sequence[Bound]) -> list[Bound
         return constant(np.asarray(x.val, x.aval.dtype)) if isinstance(x, Literal) else spans[x]
 
     for operation in jaxpr.eqns:
-        results = bounded(operation, [read(x) for x in operation.invars])
+        results = bounded(operation, [read(x) for x in operation.invars], computing)
         spans |= dict(zip(operation.outvars, results, strict=True))
     return [read(x) for x in jaxpr.outvars]
 
@@ -109,12 +107,14 @@ def constant(value: Any) -> Bound:
     return Span.point(np.asarray(value)[None, None])
 
 
-def bounded(operation: Any, given: list[Bound]) -> list[Bound]:
+def bounded(operation: Any, given: list[Bound], computing: bool) -> list[Bound]:
     """Bounds of the results of one operation."""
     inner = called(operation)
     if inner:
         rounded = divided(operation, inner, given)
-        return run(inner.jaxpr, inner.consts, given) if rounded is None else [rounded]
+        if rounded is not None:
+            return [rounded]
+        return run(inner.jaxpr, inner.consts, given, computing)
     avals = [x.aval for x in operation.outvars]
     spans = [span for span in given if span is not None]
     if len(spans) < len(given):
@@ -123,7 +123,7 @@ def bounded(operation: Any, given: list[Bound]) -> list[Bound]:
         span = ruled(operation.primitive.name, operation.params, avals[0], spans)
         if span is not None:
             return [span]
-    if all(span.known for span in spans):
+    if computing and all(span.known for span in spans):
         return computed(operation, spans)
     return [anything(aval) for aval in avals]
 
@@ -204,7 +204,10 @@ None where a result depends on it otherwise."""
 
 # Divisions that round down, which JAX composes of other operations
 
-DIVISIONS = {"floor_divide": (jnp.floor_divide, floor_divide), "remainder": (jnp.remainder, remainder)}
+DIVISIONS = {
+    "floor_divide": (jnp.floor_divide, floor_divide),
+    "remainder": (jnp.remainder, remainder),
+}
 
 
 def divided(operation: Any, inner: Any, given: Sequence[Bound]) -> Bound:

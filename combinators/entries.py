@@ -117,7 +117,7 @@ def between(table: Any, axes: Sequence[Span]) -> Span | None:
         return None
     # Queries and keys each index an axis of their own: a rectangle for each pair of blocks.
     rows, columns = (axis.lo.shape[:2] for axis in axes)
-    if rows[0] > 1 and rows[1] > 1 or columns[0] > 1 and columns[1] > 1:
+    if (rows[0] > 1 and rows[1] > 1) or (columns[0] > 1 and columns[1] > 1):
         return None
     if any(n > 1 and m > 1 for n, m in zip(rows, columns, strict=True)):
         return None

@@ -118,13 +118,15 @@ class Grid:
 
     `plan` has NONE, SOME or ALL for every block: as NumPy has it where that is known, as JAX has it
     where it is known only when it runs, and None in a sweep whose first operand it then is. A tile
-    is a block, or, where `reach` is more than 1, the only one of its row: so many blocks.
+    is a block, or, where `reach` is more than 1, the only one of its row: so many blocks. Where
+    blocks are `undecided`, some that are visited may hold nothing.
     """
 
     shape: tuple[int, int]
     block: tuple[int, int]
     plan: Any
     reach: int = 1
+    undecided: bool = False
 
     @property
     def known(self) -> bool:

@@ -79,7 +79,7 @@ def is_true(truths: Any) -> bool:
 
 def is_whole(dtype: Any) -> bool:
     """Whether a type is that of integers or truths."""
-    return dtype == bool or jnp.issubdtype(dtype, jnp.integer)
+    return dtype == np.bool_ or jnp.issubdtype(dtype, jnp.integer)
 
 
 def is_signed(dtype: Any) -> bool:
@@ -88,7 +88,7 @@ def is_signed(dtype: Any) -> bool:
 
 def ends(dtype: Any) -> tuple[Any, Any]:
     """The least and the largest number of a type of integers or truths."""
-    if dtype == bool:
+    if dtype == np.bool_:
         return np.False_, np.True_
     return dtype.type(np.iinfo(dtype).min), dtype.type(np.iinfo(dtype).max)
 
@@ -227,7 +227,7 @@ def of_bits(ones: Any, unknown: Any) -> Span:
 
 
 def bits_and(a: Span, b: Span) -> Span:
-    if a.dtype == bool:
+    if a.dtype == np.bool_:
         return Span(a.lo & b.lo, a.hi & b.hi)
     left, right = differing(a), differing(b)
     may, must = (a.hi | left) & (b.hi | right), (a.lo & ~left) & (b.lo & ~right)
@@ -243,7 +243,7 @@ def bits_or(a: Span, b: Span) -> Span:
 
 
 def bits_xor(a: Span, b: Span) -> Span:
-    if a.dtype == bool:
+    if a.dtype == np.bool_:
         return ne(a, b)
     unknown = differing(a) | differing(b)
     return of_bits((a.lo ^ b.lo) & ~unknown, unknown)
@@ -296,7 +296,7 @@ def maximum(a: Span, b: Span) -> Span:
 
 def select(which: Span, *cases: Span) -> Span:
     low, high = reduce(smaller, [c.lo for c in cases]), reduce(larger, [c.hi for c in cases])
-    if which.dtype != bool:
+    if which.dtype != np.bool_:
         return Span(low, high)
     choose, (no, yes) = namespace(which.lo, which.hi, low, high).where, cases
     return Span(
@@ -307,10 +307,10 @@ def select(which: Span, *cases: Span) -> Span:
 
 def convert(a: Span, *, new_dtype: Any) -> Span | None:
     old, new = a.dtype, np.dtype(new_dtype)
-    if new == bool:
+    if new == np.bool_:
         return ne(a, zero(a))
     spans = a.each(lambda end: end.astype(new))
-    if not is_whole(new) or old == bool:
+    if not is_whole(new) or old == np.bool_:
         return spans if is_whole(old) else None
     if not is_whole(old):
         return None
@@ -323,8 +323,8 @@ def exact(name: str, options: Any, *arrays: Any) -> Any:
     """The result of a primitive on integers that are known; None where it is left to JAX."""
     if name == "convert_element_type":
         new = np.dtype(options["new_dtype"])
-        return arrays[0] != 0 if new == bool else arrays[0].astype(new)
-    if name == "select_n" and arrays[0].dtype == bool:
+        return arrays[0] != 0 if new == np.bool_ else arrays[0].astype(new)
+    if name == "select_n" and arrays[0].dtype == np.bool_:
         return namespace(*arrays).where(arrays[0], arrays[2], arrays[1])
     if name == "integer_pow":
         return arrays[0] ** options["y"]

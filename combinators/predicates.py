@@ -47,8 +47,9 @@ class Predicate:
     def __call__(self, query: Rows, key: Rows) -> Array:
         raise NotImplementedError(f"{type(self).__name__} does not define __call__")
 
-    def ask(self, query: Rows, key: Rows) -> Maybe:
-        """What it says of rows that hold spans: bounds of blocks, distances, or single numbers.
+    def ask(self, query: Rows, key: Rows, computing: bool = True) -> Maybe:
+        """What it says of rows that hold spans: bounds of blocks, distances, or single numbers,
+        on which JAX may be `computing` what there is no rule for.
 
         A predicate that asks for more may hold of any pair; what is wrong with it itself shows
         when it is called with arrays.
@@ -57,7 +58,7 @@ class Predicate:
         if any(name not in facts for names, facts in sides for name in names):
             return ANYTHING
         try:
-            return Program(self, query, key).seen
+            return Program(self, query, key).seen(computing)
         except (TypeError, AttributeError, LookupError, ValueError):
             return ANYTHING
 
@@ -111,8 +112,9 @@ class Pair(Predicate):
     def __call__(self, query: Rows, key: Rows) -> Array:
         return self.join(self.first(query, key), self.second(query, key))
 
-    def ask(self, query: Rows, key: Rows) -> Maybe:
-        return self.join(self.first.ask(query, key), self.second.ask(query, key))
+    def ask(self, query: Rows, key: Rows, computing: bool = True) -> Maybe:
+        asked = (part.ask(query, key, computing) for part in (self.first, self.second))
+        return self.join(*asked)
 
 
 @value
@@ -152,8 +154,8 @@ class Not(Predicate):
     def __call__(self, query: Rows, key: Rows) -> Array:
         return ~truth(self.inner(query, key))
 
-    def ask(self, query: Rows, key: Rows) -> Maybe:
-        return ~self.inner.ask(query, key)
+    def ask(self, query: Rows, key: Rows, computing: bool = True) -> Maybe:
+        return ~self.inner.ask(query, key, computing)
 
     def __repr__(self) -> str:
         return f"~{self.inner!r}"

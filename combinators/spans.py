@@ -1,255 +1,234 @@
-"""Predicates on whole blocks of rows: intervals of marks, and what they leave of a tile.
+"""Plans: which blocks of a table take part, and which do so whole, found without the table.
 
-A predicate is one function. Run on arrays it gives a mask, run on the least and the largest mark
-of each block it tells, without a table, which tiles no query sees anything of, and which are seen
-whole (interval arithmetic, Moore 1966, with the three values of Kleene 1938).
+A predicate is one function. Run on arrays it gives a mask; run on bounds of the marks of a block
+it tells which blocks no query sees anything of, and which are seen whole. A block of which bounds
+do not tell is settled pair by pair, by the mask itself.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
-from functools import partial, reduce
-from typing import Any
+import functools
+import math
+import operator
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .blocks import at, bounds, is_traced, laid, samples, some, with_facts
+from .bounds import Program
 from .grid import ALL, NONE, SOME
+from .intervals import namespace
 from .mask import mask
-from .maybe import Maybe, as_maybe
-from .records import Marks, Range, Rows
-from .run import Context
+from .maybe import Maybe
+from .predicates import Predicate
+from .records import Marks, Range, Rows, Slice
 
-__all__ = ["Span", "plan"]
+__all__ = ["Plan", "plan", "survey", "tile_of"]
 
-
-def namespace(*values: Any) -> Any:
-    return jnp if any(isinstance(value, jax.Array) for value in values) else np
-
-
-def smaller(a: Any, b: Any) -> Any:
-    return namespace(a, b).minimum(a, b)
-
-
-def larger(a: Any, b: Any) -> Any:
-    return namespace(a, b).maximum(a, b)
+PAIRS = 2**28
+"""The most pairs that are looked at while a plan is made: it takes about a second."""
+BLOCKS = 2**18
+"""The most blocks that are bounded at once, and the most from which single pairs are taken."""
+SAMPLES = 4
+"""The rows and columns of a block that single pairs are taken from, the outermost among them."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Span:
-    """Integers of so many bits from lo to hi, both included, one such span for every block."""
+class Plan(NamedTuple):
+    """NONE, SOME or ALL for every block: known now (NumPy), or only when it runs (JAX).
 
-    lo: Any
-    hi: Any
-    bits: int = 32
+    `undecided` tells that some blocks with SOME may hold nothing, or all.
+    """
 
-    def within(self, bits: int) -> Any:
-        """Where no number has more bits, its sign not counted."""
-        most = 2**bits - 1
-        return (self.lo >= -most) & (self.hi <= most)
-
-    def if_(self, safe: Any) -> Span:
-        """The span where it is safe; elsewhere integers may have gone round, and be anything."""
-        where, least = namespace(self.lo, self.hi, safe).where, -(2 ** (self.bits - 1))
-        return Span(where(safe, self.lo, least), where(safe, self.hi, -1 - least), self.bits)
-
-    def __neg__(self) -> Span:
-        return Span(-self.hi, -self.lo, self.bits).if_(self.within(self.bits - 1))
-
-    def __abs__(self) -> Span:
-        ends = larger(abs(self.lo), abs(self.hi))
-        least = larger(larger(self.lo, -self.hi), 0)
-        return Span(least, ends, self.bits).if_(self.within(self.bits - 1))
-
-    def __add__(self, other: Any) -> Span:
-        one, other = self.meet(other)
-        safe = one.within(one.bits - 2) & other.within(one.bits - 2)
-        return Span(one.lo + other.lo, one.hi + other.hi, one.bits).if_(safe)
-
-    def __sub__(self, other: Any) -> Span:
-        return self + -self.meet(other)[1]
-
-    def __rsub__(self, other: Any) -> Span:
-        return self.meet(other)[1] - self
-
-    def __mul__(self, other: Any) -> Span:
-        one, other = self.meet(other)
-        ends = [a * b for a in (one.lo, one.hi) for b in (other.lo, other.hi)]
-        least, most = (reduce(fold, ends) for fold in (smaller, larger))
-        half = one.bits // 2 - 1
-        return Span(least, most, one.bits).if_(one.within(half) & other.within(half))
-
-    def __floordiv__(self, divisor: Any) -> Span:
-        positive(divisor, self.bits)
-        return Span(self.lo // divisor, self.hi // divisor, self.bits)
-
-    def __mod__(self, divisor: Any) -> Span:
-        positive(divisor, self.bits)
-        whole = (self.lo // divisor) == (self.hi // divisor)
-        where = namespace(whole).where
-        least, most = (
-            where(whole, self.lo % divisor, 0),
-            where(whole, self.hi % divisor, divisor - 1),
-        )
-        return Span(least, most, self.bits)
-
-    def __lt__(self, other: Any) -> Maybe:
-        _, other = self.meet(other)
-        return Maybe(self.lo < other.hi, self.hi < other.lo)
-
-    def __gt__(self, other: Any) -> Maybe:
-        return self.meet(other)[1] < self
-
-    def __le__(self, other: Any) -> Maybe:
-        return ~(self > other)
-
-    def __ge__(self, other: Any) -> Maybe:
-        return ~(self < other)
-
-    def __eq__(self, other: Any) -> Any:
-        return (self <= other) & (self >= other)
-
-    def __ne__(self, other: Any) -> Any:
-        return ~(self == other)
-
-    __radd__, __rmul__ = __add__, __mul__
-
-    def meet(self, other: Any) -> tuple[Span, Span]:
-        """Both in the wider of their types, as JAX promotes them."""
-        other = as_span(other, self.bits)
-        bits = max(self.bits, other.bits)
-        return self.of_bits(bits), other.of_bits(bits)
-
-    def of_bits(self, bits: int) -> Span:
-        wide = lambda end: end.astype(np.int64) if bits > 32 and hasattr(end, "astype") else end  # noqa: E731
-        return Span(wide(self.lo), wide(self.hi), bits)
+    parts: Any
+    undecided: bool = False
 
 
-def as_span(value: Any, bits: int) -> Span:
-    """A span; of a Python integer one that has the bits of what it meets."""
-    if isinstance(value, Span):
-        return value
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
-        raise TypeError(f"{value!r} is no integer")
-    if isinstance(value, np.integer):
-        bits = size_of(value)
-    if not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
-        raise TypeError(f"{value!r} has more than {bits} bits")
-    return Span(int(value), int(value), bits)
+def plan(
+    masks: Iterable[mask], marks: Marks, context: Mapping[str, Any], block: tuple[int, int]
+) -> Any:
+    """NONE, SOME or ALL for every block: known now (NumPy), or only when it runs (JAX)."""
+    return survey(masks, marks, context, block).parts
 
 
-def size_of(value: Any) -> int:
-    """The bits of integers as JAX has them."""
-    return 8 * jax.dtypes.canonicalize_dtype(value.dtype).itemsize
+def survey(
+    masks: Iterable[mask],
+    marks: Marks,
+    context: Mapping[str, Any],
+    block: tuple[int, int],
+    affordable: float = math.inf,
+) -> Plan:
+    """The plan of a table: exact where its masks have at most `affordable` operations for a pair,
+    or where few enough pairs have to be looked at."""
+    predicates = [stage.predicate for stage in masks]
+    counts = blocks_of(marks, block)
+    if not predicates or 0 in counts:
+        return Plan(np.full(counts, ALL, np.int8))
+    seen = functools.reduce(operator.and_, predicates)
+    marks = with_facts(marks, seen, context)
+    numbered = static(marks)
+    operations = length_of(seen, marks)
+    if numbered and operations < math.inf:
+        parts, left = surveyed_once(seen, block, numbered, jax.config.read("jax_enable_x64"))
+    else:
+        parts, left = surveyed(seen, block, marks, operations)
+        # What differs from call to call is no part of what is compiled.
+        parts = parts if numbered else jnp.asarray(parts)
+    if not isinstance(left, jax.Array) and not left.any():
+        return Plan(parts)
+    if operations > affordable or operations == math.inf:
+        return Plan(parts, undecided=True)
+    return Plan(settled(mask(seen), block, marks, parts, left))
 
 
-def positive(divisor: Any, bits: int) -> None:
-    if not isinstance(divisor, (int, np.integer)) or not 0 < divisor < 2 ** (bits - 1):
-        raise TypeError(f"blocks are divided by a positive integer, not {divisor!r}")
+def blocks_of(marks: Marks, block: tuple[int, int]) -> tuple[int, int]:
+    """How many blocks there are of queries and of keys."""
+    return -(-marks.query.length // block[0]), -(-marks.key.length // block[1])
 
 
-@dataclasses.dataclass(frozen=True)
-class Blocks:
-    """The rows of one side in blocks, as a predicate sees them: like `Rows`, with spans."""
-
-    position: Span
-    index: Span
-    facts: dict[str, Any]
-
-    def __getitem__(self, name: str) -> Any:
-        return self.facts[name]
-
-    def take(self, table: Any, axis: int) -> Any:
-        return table
-
-    def at(self, rows: slice) -> Blocks:
-        """Some of the blocks."""
-        sides = self.position, self.index
-        position, index = (Span(s.lo[rows], s.hi[rows], s.bits) for s in sides)
-        return Blocks(position, index, self.facts)
+@functools.lru_cache(64)
+def surveyed_once(seen: Predicate, block: tuple[int, int], numbered: Any, wide: bool) -> Any:
+    """`surveyed` for marks that are numbers of rows; `wide` says whether there are 64 bits."""
+    query, key = (Rows(*ranges) for ranges in numbered)
+    found = surveyed(seen, block, Marks(query, key), operations=0)
+    for array in found:
+        array.flags.writeable = False
+    return found
 
 
-def bounds(value: Any, size: int, axis: int) -> Span:
-    """The least and the largest of every block, laid along an axis of the plan."""
-    if isinstance(value, Range):
-        starts = np.arange(value.start, value.stop, size)
-        ends = smaller(starts + size, value.stop) - 1
-        return Span(np.expand_dims(starts, 1 - axis), np.expand_dims(ends, 1 - axis))
-    bits, value = size_of(value), value.astype(jnp.promote_types(value.dtype, jnp.int32))
-    low, high = (reduced(value, size, 0, fold) for fold in (jnp.min, jnp.max))
-    return Span(jnp.expand_dims(low, 1 - axis), jnp.expand_dims(high, 1 - axis), bits)
+def static(marks: Marks) -> Any:
+    """Positions and indices of queries and of keys, if they are ranges and all that is asked."""
+    sides = tuple((rows.position, rows.index) for rows in (marks.query, marks.key))
+    ranges = all(isinstance(x, Range) for side in sides for x in side)
+    return sides if ranges and not (marks.query.facts or marks.key.facts) else None
 
 
-def reduced(value: Any, size: int, axis: int, fold: Callable) -> Any:
-    """Every block of an axis folded to one number."""
-    short = -value.shape[axis] % size
-    pads = [(0, short if i == axis else 0) for i in range(value.ndim)]
-    padded = jnp.pad(value, pads, mode="edge")
-    shape = (*value.shape[:axis], -1, size, *value.shape[axis + 1 :])
-    return fold(padded.reshape(shape), axis=axis + 1)
+def surveyed(seen: Predicate, block: tuple[int, int], marks: Marks, operations: float) -> Any:
+    """The parts of all blocks, and which of them are left undecided."""
+    counts, whole = blocks_of(marks, block), laid(marks, seen.tables)
+    ends, known = bounds(whole, block), not any(map(is_traced, jax.tree.leaves(whole)))
+    size = max(1, BLOCKS // counts[1]) if known else counts[0]
+    steps = [slice(start, start + size) for start in range(0, counts[0], size)]
+    rows = [parts_of(seen.ask(*some(ends, step)), counts, step) for step in steps]
+    parts = np.concatenate(rows) if len(rows) > 1 else rows[0]
+    left = parts == SOME
+    if not known:
+        return parts, left & ~mixed(seen, whole, block, marks) if parts.size <= BLOCKS else left
+    tiles = np.argwhere(left)
+    if len(tiles) <= BLOCKS:
+        left[(*tiles[mixed_of(tiles, seen, whole, block, marks)].T,)] = False
+    if left.any() and np.count_nonzero(left) * math.prod(block) <= PAIRS and operations < math.inf:
+        with jax.ensure_compile_time_eval():
+            parts = np.array(settled(mask(seen), block, marks, parts, left))
+        left = np.zeros_like(left)
+    return parts, left
 
 
-def fact(value: Any, lengths: tuple[int, int], block: tuple[int, int], axis: int) -> Any:
-    """What is known of a piece of context in every block; None if nothing is."""
-    if value.ndim == 0 or value.shape == (1,):
-        value = value.reshape(1)
-        return Maybe(value, value) if value.dtype == bool else bounds(value, 1, axis)
-    if value.ndim == 1 and value.dtype == bool:
-        some, every = (reduced(value, block[axis], 0, fold) for fold in (jnp.any, jnp.all))
-        return Maybe(jnp.expand_dims(some, 1 - axis), jnp.expand_dims(every, 1 - axis))
-    if value.ndim == 1:
-        return bounds(value, block[axis], axis)
-    table = Maybe(value, value)
-    for side in (0, 1):
-        if value.shape[side] > 1 or lengths[side] == 1:
-            table = Maybe(
-                reduced(table.some, block[side], side, jnp.any),
-                reduced(table.every, block[side], side, jnp.all),
-            )
-    return table
+def parts_of(seen: Maybe, counts: tuple[int, int], step: slice) -> Any:
+    """What is seen of some rows of blocks."""
+    xp = namespace(seen.some, seen.every)
+    parts = xp.where(seen.every, ALL, xp.where(seen.some, SOME, NONE)).astype(np.int8)
+    return xp.broadcast_to(parts, (len(range(*step.indices(counts[0]))), counts[1]))
 
 
-def blocks(rows: Rows, names: Iterable[str], context: Context, lengths, block, axis: int) -> Blocks:
-    facts = {}
-    for name in names:
-        value = jnp.asarray(rows.facts.get(name, context.get(name)))
-        if value.dtype == bool or (
-            value.ndim < 2 and jnp.issubdtype(value.dtype, jnp.signedinteger)
-        ):
-            facts[name] = fact(value, lengths, block, axis)
-    return Blocks(
-        bounds(rows.position, block[axis], axis), bounds(rows.index, block[axis], axis), facts
+def length_of(seen: Predicate, marks: Marks) -> float:
+    """How many operations a predicate has for a pair; infinitely many if it cannot be asked."""
+    pair = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), laid(marks, seen.tables)
     )
+    try:
+        return Program(seen, *pair).length
+    except (TypeError, AttributeError, LookupError, ValueError):
+        return math.inf
 
 
-def plan(masks: Iterable[mask], marks: Marks, context: Context, block: tuple[int, int]) -> Any:
-    """NONE, SOME or ALL for every tile: known now (NumPy) or only when it runs (JAX)."""
-    lengths = marks.query.length, marks.key.length
-    counts = tuple(-(-length // size) for length, size in zip(lengths, block, strict=True))
-    parts = np.full(counts, ALL, np.int8)
-    for stage in masks:
-        of_query, of_key = stage.facts
-        query = blocks(marks.query, of_query, context, lengths, block, 0)
-        key = blocks(marks.key, of_key, context, lengths, block, 1)
-        parts = in_steps(partial(narrowed, stage), parts, query, key)
-    return parts
+# Single pairs: what they show of a block need not be looked for
 
 
-def narrowed(stage: mask, parts: Any, query: Blocks, key: Blocks) -> Any:
-    """What a mask leaves of the tiles of a plan."""
-    seen = stage.predicate.ask(query, key, as_maybe)
-    where = namespace(parts, seen.some, seen.every).where
-    left = where(seen.every, ALL, where(seen.some, SOME, NONE))
-    return smaller(parts, left).astype(np.int8)
+def mixed(seen: Predicate, whole: Any, block: tuple[int, int], marks: Marks) -> Any:
+    """Which blocks have both, a pair at a corner that is seen and one that is not."""
+    rows, columns = (
+        samples(side.length, size, 2)
+        for side, size in zip((marks.query, marks.key), block, strict=True)
+    )
+    pairs = at(whole, rows.reshape(-1, 1), columns.reshape(1, -1))
+    shape = len(rows), 2, len(columns), 2
+    size = 2 * len(rows), 2 * len(columns)
+    return differ(seen.ask(*pairs, computing=False), size, shape, (1, 3))
 
 
-def in_steps(narrow: Callable, parts: Any, query: Blocks, key: Blocks) -> Any:
-    """The same, some rows at a time where a plan that is known is large."""
-    size = max(1, 2**18 // parts.shape[1])
-    known = isinstance(parts, np.ndarray) and isinstance(query.position.lo, np.ndarray)
-    if not known or query.facts or key.facts or len(parts) <= size:
-        return narrow(parts, query, key)
-    steps = [slice(start, start + size) for start in range(0, len(parts), size)]
-    return np.concatenate([narrow(parts[step], query.at(step), key) for step in steps])
+def mixed_of(
+    tiles: np.ndarray, seen: Predicate, whole: Any, block: tuple[int, int], marks: Marks
+) -> Any:
+    """Which of some blocks have both, a pair that is seen and one that is not, among a few."""
+    rows, columns = (
+        samples(side.length, size, SAMPLES)[tile]
+        for side, size, tile in zip((marks.query, marks.key), block, tiles.T, strict=True)
+    )
+    pairs = at(whole, rows.reshape(-1, 1), columns.repeat(SAMPLES, 0))
+    size = len(tiles) * SAMPLES, SAMPLES
+    return differ(seen.ask(*pairs, computing=False), size, (len(tiles), SAMPLES**2), (1,))
+
+
+def differ(seen: Maybe, size: Any, shape: tuple[int, ...], axes: tuple[int, ...]) -> Any:
+    """Whether some pairs are seen and some are not, along axes of the pairs laid in a shape."""
+    xp = namespace(seen.some, seen.every)
+    spread = [xp.broadcast_to(x, size).reshape(shape) for x in (seen.every, ~seen.some)]
+    shown, hidden = (x.any(axes) for x in spread)
+    return shown & hidden
+
+
+# All pairs of a block
+
+
+@partial(jax.jit, static_argnames=("stage", "block"))
+def settled(stage: mask, block: tuple[int, int], marks: Marks, parts: Any, left: Any) -> Any:
+    """The parts of all blocks, where those that are left are what the mask says of their pairs."""
+    sizes = [min(size, rows.length) for rows, size in zip(sides(marks), block, strict=True)]
+    parts, order = jnp.asarray(parts), jnp.argsort(~jnp.ravel(left), stable=True)
+
+    def settle(state: Any) -> Any:
+        number, parts = state
+        tile = jnp.divmod(order[number], parts.shape[1])
+        firsts = [i * size for i, size in zip(tile, sizes, strict=True)]
+        starts = [
+            jnp.minimum(first, rows.length - size)  # the last block is cut where the table ends
+            for first, rows, size in zip(firsts, sides(marks), sizes, strict=True)
+        ]
+        own = [
+            start + jnp.arange(size) >= first
+            for start, first, size in zip(starts, firsts, sizes, strict=True)
+        ]
+        within = own[0][:, None] & own[1]
+        rows = map(cut, sides(marks), starts, sizes)
+        seen = jnp.broadcast_to(stage.visible(Marks(*rows).spread()), within.shape)
+        every, any_ = jnp.all(seen | ~within), jnp.any(seen & within)
+        part = jnp.where(every, ALL, jnp.where(any_, SOME, NONE)).astype(parts.dtype)
+        return number + 1, parts.at[tile].set(part)
+
+    count = jnp.count_nonzero(left)
+    return jax.lax.while_loop(lambda state: state[0] < count, settle, (0, parts))[1]
+
+
+def sides(marks: Marks) -> tuple[Rows, Rows]:
+    return marks.query, marks.key
+
+
+def cut(rows: Rows, start: Any, size: int) -> Rows:
+    """`size` rows from one on, with what is known of each of them."""
+
+    def one(leaf: Any) -> Any:
+        whole = leaf.shape[:1] != (rows.length,)
+        return leaf if whole else jax.lax.dynamic_slice_in_dim(leaf, start, size)
+
+    return tile_of(jax.tree.map(one, rows), start, size)
+
+
+def tile_of(rows: Rows, start: Any, length: int) -> Rows:
+    """Some of the rows, where those known without an array begin at `start`."""
+    move = lambda x: Slice(x.start + start, length) if isinstance(x, Range) else x  # noqa: E731
+    return dataclasses.replace(rows, position=move(rows.position), index=move(rows.index))
