@@ -17,7 +17,9 @@ from .kinds import fits
 from .predicates import Predicate
 from .records import Marks, Range, Rows
 
-__all__ = ["at", "bounds", "is_traced", "laid", "samples", "some", "with_facts"]
+__all__ = [
+    "at", "at_each", "blocks_of", "bounds", "is_traced", "laid", "samples", "some", "with_facts",
+]  # fmt: skip
 
 WIDE = 256
 """The most numbers in one row of a fact that are bounded."""
@@ -129,8 +131,17 @@ def at(whole: Any, rows: Any, columns: Any) -> Any:
     return jax.tree.map(take, whole)
 
 
-def samples(length: int, size: int, most: int) -> np.ndarray:
-    """Some rows of each block, the first and the last among them: (blocks, most)."""
-    first = np.arange(0, length, size)[:, None]
-    last = np.minimum(first + size, length) - 1
-    return (first + (last - first) * np.arange(most) // (most - 1)).astype(np.int32)
+def at_each(whole: Any, rows: np.ndarray, columns: np.ndarray) -> Any:
+    """The marks of pairs of rows (n, a) and columns (n, b) for each of n blocks: (n a, b)."""
+    return at(whole, rows.reshape(-1, 1), columns.repeat(rows.shape[1], 0))
+
+
+def samples(length: int, size: int) -> np.ndarray:
+    """The numbers of the rows in each block; the last row again where a block is not filled."""
+    numbers = np.arange(0, length, size)[:, None] + np.arange(size)
+    return np.minimum(numbers, length - 1).astype(np.int32)
+
+
+def blocks_of(marks: Marks, block: tuple[int, int]) -> tuple[int, int]:
+    """How many blocks there are of queries and of keys."""
+    return -(-marks.query.length // block[0]), -(-marks.key.length // block[1])

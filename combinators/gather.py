@@ -25,7 +25,8 @@ from .parameter import is_parameter
 from .reassociate import feature_map, in_part, summed
 from .records import Entries, Marks, Range, Rows, Scores, Weights, numbers
 from .run import Context, put, select
-from .spans import survey, tile_of
+from .settle import tile_of
+from .spans import survey
 from .stream import Partial, Step, Streamed, merge, within
 from .term import Leaf
 from .tiles import Fold, fold
