@@ -69,7 +69,9 @@ def laid(marks: Marks, tables: tuple[str, ...]) -> tuple[Rows, Rows]:
 
     def side(rows: Rows, axis: int) -> Rows:
         facts = {name: lay(x, axis, name in tables) for name, x in rows.facts.items()}
-        return Rows(lay(rows.position, axis), lay(rows.index, axis), facts)
+        position = lay(rows.position, axis)
+        same = isinstance(rows.index, Range) and rows.index == rows.position
+        return Rows(position, position if same else lay(rows.index, axis), facts)
 
     return side(marks.query, 0), side(marks.key, 1)
 
@@ -136,10 +138,9 @@ def at_each(whole: Any, rows: np.ndarray, columns: np.ndarray) -> Any:
     return at(whole, rows.reshape(-1, 1), columns.repeat(rows.shape[1], 0))
 
 
-def samples(length: int, size: int) -> np.ndarray:
-    """The numbers of the rows in each block; the last row again where a block is not filled."""
-    numbers = np.arange(0, length, size)[:, None] + np.arange(size)
-    return np.minimum(numbers, length - 1).astype(np.int32)
+def samples(length: int, size: int, blocks: np.ndarray, which: np.ndarray) -> np.ndarray:
+    """The numbers of rows in some blocks: the last row in place of those that are missing there."""
+    return np.minimum(blocks[:, None] * size + which, length - 1).astype(np.int32)
 
 
 def blocks_of(marks: Marks, block: tuple[int, int]) -> tuple[int, int]:

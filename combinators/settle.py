@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .blocks import at, at_each, blocks_of, laid, samples
+from .blocks import at, at_each, blocks_of, samples
 from .grid import ALL, NONE, SOME
 from .intervals import namespace
 from .mask import mask
@@ -29,10 +28,12 @@ FEW = 2**21
 
 def corners_differ(seen: Predicate, whole: Any, block: tuple[int, int], marks: Marks) -> Any:
     """Which blocks have both, a corner that is seen and one that is not."""
-    rows, columns = (
-        samples(side.length, size)[:, [0, -1]]
-        for side, size in zip((marks.query, marks.key), block, strict=True)
+    lengths, numbers = (
+        (marks.query.length, marks.key.length),
+        map(np.arange, blocks_of(marks, block)),
     )
+    ends = (np.array([0, size - 1]) for size in block)
+    rows, columns = map(samples, lengths, block, numbers, ends)
     found = seen.ask(*at(whole, rows.reshape(-1, 1), columns.reshape(1, -1)), computing=False)
     lay = partial(namespace(found.some, found.every).broadcast_to, shape=(rows.size, columns.size))
     corners = len(rows), 2, len(columns), 2
@@ -44,56 +45,51 @@ def corners_differ(seen: Predicate, whole: Any, block: tuple[int, int], marks: M
 
 
 def decided(
-    seen: Predicate, block: tuple[int, int], marks: Marks, parts: np.ndarray, operations: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """The parts of all blocks after a look into those with SOME, and which are undecided still.
+    seen: Predicate, whole: Any, block: tuple[int, int], marks: Marks, parts: Any, operations: float
+) -> np.ndarray:
+    """Look into the blocks with SOME, change those that are seen whole or not at all, and tell
+    which are undecided still.
 
     First some pairs are looked at, which mostly show that a block holds both; then all of them, by
     a compiled program where they are many.
     """
-    whole, flat = laid(marks, seen.tables), parts.ravel()
-    shown, hidden = np.zeros(flat.size, bool), np.zeros(flat.size, bool)
-    left = np.flatnonzero(flat == SOME)
-    for rows, columns in patterns(marks, block):
-        size = rows.shape[1], columns.shape[1]
-        if not len(left) or len(left) * math.prod(size) > FEW:
+    left = parts == SOME
+    tiles = np.argwhere(left)
+    shown, hidden = (np.zeros(len(tiles), bool) for _ in range(2))
+    lengths = marks.query.length, marks.key.length
+    for chosen in patterns(block):
+        size = len(chosen[0]), len(chosen[1])
+        if not len(tiles) or len(tiles) * math.prod(size) > FEW:
             break
-        tiles = np.divmod(left, parts.shape[1])
-        found = seen.ask(*at_each(whole, rows[tiles[0]], columns[tiles[1]]), computing=False)
-        lay = partial(np.broadcast_to, shape=(len(left) * size[0], size[1]))
-        every, none = (lay(x).reshape(len(left), -1) for x in (found.every, ~found.some))
+        rows, columns = map(samples, lengths, block, tiles.T, chosen)
+        found = seen.ask(*at_each(whole, rows, columns), computing=False)
+        lay = partial(np.broadcast_to, shape=(len(tiles) * size[0], size[1]))
+        every, none = (lay(x).reshape(len(tiles), -1) for x in (found.every, ~found.some))
         if not (every | none).any():
             break  # single pairs tell no more than blocks
-        shown[left] |= every.any(1)
-        hidden[left] |= none.any(1)
-        done = shown[left] & hidden[left]
+        shown, hidden = shown | every.any(1), hidden | none.any(1)
+        done = shown & hidden
         if size == block:
-            done |= (every | none).all(1)
-            flat[left] = np.where(every.all(1), ALL, np.where(none.all(1), NONE, SOME))
-        left = left[~done]
-    if len(left) and len(left) * math.prod(block) <= PAIRS and operations < math.inf:
+            done = (every | none).all(1)
+            parts[tuple(tiles[done].T)] = np.where(shown, np.where(hidden, SOME, ALL), NONE)[done]
+        left[tuple(tiles[done].T)] = False
+        tiles, shown, hidden = tiles[~done], shown[~done], hidden[~done]
+    if len(tiles) and len(tiles) * math.prod(block) <= PAIRS and operations < math.inf:
         # Their number is rounded up to a power of two, so that few programs are compiled.
-        places = np.resize(left, 1 << (len(left) - 1).bit_length()).astype(np.int32)
+        count = 1 << (len(tiles) - 1).bit_length()
         with jax.ensure_compile_time_eval():
-            flat[left] = np.asarray(parts_at(mask(seen), block, marks, places))[: len(left)]
-        left = left[:0]
-    undecided = np.zeros(flat.size, bool)
-    undecided[left] = True
-    return flat.reshape(parts.shape), undecided.reshape(parts.shape)
+            found = parts_at(mask(seen), block, marks, np.resize(tiles, (count, 2)))
+        parts[tuple(tiles.T)] = np.asarray(found)[: len(tiles)]
+        left[:] = False
+    return left
 
 
-def patterns(marks: Marks, block: tuple[int, int]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Rows and columns of each block whose pairs are looked at, in turn: a few, lines, all."""
-    every = [samples(marks.query.length, block[0]), samples(marks.key.length, block[1])]
-    few = [
-        rows[:, [0, min(1, size - 1), size // 2, -1]]
-        for rows, size in zip(every, block, strict=True)
-    ]
-    ends = [rows[:, [0, -1]] for rows in every]
-    yield few[0], few[1]
-    yield ends[0], every[1]
-    yield every[0], ends[1]
-    yield every[0], every[1]
+def patterns(block: tuple[int, int]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Which rows and columns of a block have their pairs looked at, in turn: a few, lines, all."""
+    few = [np.array([0, min(1, size - 1), size // 2, size - 1]) for size in block]
+    ends = [np.array([0, size - 1]) for size in block]
+    every = [np.arange(size) for size in block]
+    return [(few[0], few[1]), (ends[0], every[1]), (every[0], ends[1]), (every[0], every[1])]
 
 
 # All pairs of a block
@@ -102,35 +98,39 @@ def patterns(marks: Marks, block: tuple[int, int]) -> Iterator[tuple[np.ndarray,
 @partial(jax.jit, static_argnames=("stage", "block"))
 def settled(stage: mask, block: tuple[int, int], marks: Marks, parts: Any, left: Any) -> Any:
     """The parts of all blocks, where those that are left are settled one by one when it runs."""
+    counts = parts.shape
 
     def settle(state: Any) -> Any:
         parts, left = state
         place = jnp.argmax(left)
-        part = part_of(stage, block, marks, place)
-        return parts.at[place].set(part), left.at[place].set(False)
+        tile = jax.lax.div(place, counts[1]), jax.lax.rem(place, counts[1])
+        return parts.at[place].set(part_of(stage, block, marks, tile)), left.at[place].set(False)
 
     state = jnp.ravel(parts), jnp.ravel(left)
-    return jax.lax.while_loop(lambda state: state[1].any(), settle, state)[0].reshape(parts.shape)
+    parts, _ = jax.lax.while_loop(lambda state: state[1].any(), settle, state)
+    return parts.reshape(counts)
 
 
 @partial(jax.jit, static_argnames=("stage", "block"))
-def parts_at(stage: mask, block: tuple[int, int], marks: Marks, places: Any) -> Any:
-    """The parts of some blocks, by their numbers row by row."""
-    return jax.lax.map(partial(part_of, stage, block, marks), places)
+def parts_at(stage: mask, block: tuple[int, int], marks: Marks, tiles: Any) -> Any:
+    """The parts of some blocks, by their row and their column: (n, 2) -> (n,)."""
+    return jax.lax.map(partial(part_of, stage, block, marks), tiles)
 
 
-def part_of(stage: mask, block: tuple[int, int], marks: Marks, place: Any) -> Any:
+def part_of(stage: mask, block: tuple[int, int], marks: Marks, tile: Any) -> Any:
     """NONE, SOME or ALL for one block, as the mask says of its pairs."""
-    count = blocks_of(marks, block)[1]
-    query, rows = cut(marks.query, jax.lax.div(place, count), block[0])
-    key, columns = cut(marks.key, jax.lax.rem(place, count), block[1])
-    seen, pairs = stage.visible(Marks(query, key).spread()), query.length * key.length
-    seen = jnp.broadcast_to(seen, (query.length, key.length))
+    (query, rows), (key, columns) = (
+        cut(side, tile[axis], block[axis]) for axis, side in enumerate((marks.query, marks.key))
+    )
+    shape = query.length, key.length
+    seen, pairs = jnp.broadcast_to(stage.visible(Marks(query, key).spread()), shape), None
     if rows is not None or columns is not None:
         own = (True if rows is None else rows[:, None]) & (True if columns is None else columns)
-        seen, pairs = seen & own, jnp.broadcast_to(own, seen.shape).sum()
+        own = jnp.broadcast_to(own, shape)
+        seen, pairs = seen & own, jnp.count_nonzero(own)
     found = jnp.count_nonzero(seen)
-    return jnp.where(found == pairs, ALL, jnp.where(found > 0, SOME, NONE)).astype(jnp.int8)
+    whole = found == (math.prod(shape) if pairs is None else pairs)
+    return jnp.where(whole, ALL, jnp.where(found > 0, SOME, NONE)).astype(jnp.int8)
 
 
 def cut(rows: Rows, number: Any, size: int) -> tuple[Rows, Any]:

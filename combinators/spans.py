@@ -101,21 +101,24 @@ def surveyed(seen: Predicate, block: tuple[int, int], marks: Marks, operations: 
     """The parts of all blocks, and which of them are left undecided."""
     counts, whole = blocks_of(marks, block), laid(marks, seen.tables)
     ends, known = bounds(whole, block), not any(map(is_traced, jax.tree.leaves(whole)))
-    size = max(1, BLOCKS // counts[1]) if known else counts[0]
-    steps = [slice(start, start + size) for start in range(0, counts[0], size)]
-    rows = [parts_of(seen.ask(*some(ends, step)), counts, step) for step in steps]
-    if known:
-        return decided(seen, block, marks, np.concatenate(rows), operations)
-    (parts,) = rows
-    left = parts == SOME
-    return parts, left & ~corners_differ(seen, whole, block, marks) if left.size <= BLOCKS else left
+    if not known:
+        parts = parts_of(seen.ask(*ends), counts)
+        left = parts == SOME
+        if parts.size <= BLOCKS:
+            left = left & ~corners_differ(seen, whole, block, marks)
+        return parts, left
+    parts, size = np.empty(counts, np.int8), max(1, BLOCKS // counts[1])
+    for start in range(0, counts[0], size):
+        rows = parts[start : start + size]
+        rows[:] = parts_of(seen.ask(*some(ends, slice(start, start + size))), rows.shape)
+    return parts, decided(seen, whole, block, marks, parts, operations)
 
 
-def parts_of(seen: Maybe, counts: tuple[int, int], step: slice) -> Any:
-    """What is seen of some rows of blocks."""
+def parts_of(seen: Maybe, counts: tuple[int, int]) -> Any:
+    """What is seen of blocks."""
     xp = namespace(seen.some, seen.every)
-    parts = xp.where(seen.every, ALL, xp.where(seen.some, SOME, NONE)).astype(np.int8)
-    return xp.broadcast_to(parts, (len(range(*step.indices(counts[0]))), counts[1]))
+    parts = xp.where(seen.every, np.int8(ALL), xp.where(seen.some, np.int8(SOME), np.int8(NONE)))
+    return xp.broadcast_to(parts, counts)
 
 
 def length_of(seen: Predicate, marks: Marks) -> float:
