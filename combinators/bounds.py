@@ -60,6 +60,14 @@ class Program:
         """How many operations there are."""
         return sum(1 for _ in operations(self.closed.jaxpr))
 
+    def is_tight(self, late: Sequence[bool]) -> bool:
+        """Whether bounds tell of a block all that its pairs do, where some leaves of the rows are
+        late: known only when it runs. A single truth of them does, if it is one of order: two may
+        hold in a block and for no pair, and what bounds share need not be in both blocks."""
+        pairs = zip(self.given, late, strict=True)
+        given = sum(is_late and leaf.dtype == np.bool_ for leaf, is_late in pairs)
+        return given + truths(self.closed.jaxpr, late)[0] < 2
+
     def seen(self, computing: bool) -> Maybe:
         """What the predicate says of its rows; whether JAX computes what no rule is for."""
         given = [leaf if isinstance(leaf, Span) else anything(leaf) for leaf in self.given]
@@ -75,6 +83,34 @@ def operations(jaxpr: Any) -> Iterator[Any]:
     for operation in jaxpr.eqns:
         inner = called(operation)
         yield from operations(inner.jaxpr) if inner else (operation,)
+
+
+def truths(jaxpr: Any, late: Sequence[bool]) -> tuple[int, list[bool]]:
+    """How many truths a program makes of what is late, counting double those that are not of order,
+    and which of its results are late."""
+    found = {x for x, is_late in zip(jaxpr.invars, late, strict=True) if is_late}
+    count, is_late = 0, lambda x: not isinstance(x, Literal) and x in found
+    for operation in jaxpr.eqns:
+        given, name, inner = [*map(is_late, operation.invars)], operation.primitive.name, None
+        results = [any(given)] * len(operation.outvars)
+        if operation.params.get("name") not in DIVISIONS:
+            inner = called(operation)
+        if inner:
+            more, results = truths(inner.jaxpr, given)
+            count += more
+        elif any(given):
+            count += 1 if name in ("lt", "le", "gt", "ge") else 0
+            count += 2 if name in ("eq", "ne") or not has_rule(operation) else 0
+        found |= {x for x, is_late in zip(operation.outvars, results, strict=True) if is_late}
+    return count, [*map(is_late, jaxpr.outvars)]
+
+
+def has_rule(operation: Any) -> bool:
+    """Whether bounds of a result follow from bounds of what an operation is given."""
+    name = operation.primitive.name
+    integers = all(is_whole(x.aval.dtype) for x in operation.invars)
+    rules = {*ORDERED, *SHAPES, "gather", *(INTEGERS if integers else ())}
+    return name in rules or operation.params.get("name") in DIVISIONS
 
 
 def called(operation: Any) -> Any:

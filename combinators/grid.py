@@ -150,11 +150,19 @@ class Grid:
 
     def __str__(self) -> str:
         (rows, columns), number = self.block, f"{math.prod(self.plan.shape):,}"
-        if not self.known:
-            return f"in {rows} × {columns}: which of {number} blocks, its context tells"
-        full, masked = self.count(ALL), self.count(SOME)
+        everywhere = "; not understood block by block: every block is visited"
+        if isinstance(self.plan, jax.core.Tracer):
+            note = everywhere if self.undecided else ""
+            return f"in {rows} × {columns}: which of {number} blocks, its context tells{note}"
+        # A plan that differs from call to call is known all the same where its context is.
+        known = dataclasses.replace(self, plan=np.asarray(self.plan))
+        full, masked = known.count(ALL), known.count(SOME)
         part = f"{full + masked:,} of {number} blocks"
         sorts = f"({full:,} full, {masked:,} partial)"
+        if self.undecided and known.count(NONE):
+            sorts += "; not understood in all of these: some may hold nothing"
+        elif self.undecided:
+            sorts += everywhere
         if self.reach == 1:
             return f"in {rows} × {columns}: {part} visited {sorts}"
         width = min(self.reach * columns, self.shape[1])

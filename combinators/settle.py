@@ -45,7 +45,7 @@ def corners_differ(seen: Predicate, whole: Any, block: tuple[int, int], marks: M
 
 
 def decided(
-    seen: Predicate, whole: Any, block: tuple[int, int], marks: Marks, parts: Any, operations: float
+    seen: Predicate, whole: Any, block: tuple[int, int], marks: Marks, parts: Any, sound: bool
 ) -> np.ndarray:
     """Look into the blocks with SOME, change those that are seen whole or not at all, and tell
     which are undecided still.
@@ -74,7 +74,7 @@ def decided(
             parts[tuple(tiles[done].T)] = np.where(shown, np.where(hidden, SOME, ALL), NONE)[done]
         left[tuple(tiles[done].T)] = False
         tiles, shown, hidden = tiles[~done], shown[~done], hidden[~done]
-    if len(tiles) and len(tiles) * math.prod(block) <= PAIRS and operations < math.inf:
+    if len(tiles) and len(tiles) * math.prod(block) <= PAIRS and sound:
         # Their number is rounded up to a power of two, so that few programs are compiled.
         count = 1 << (len(tiles) - 1).bit_length()
         with jax.ensure_compile_time_eval():

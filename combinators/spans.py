@@ -65,53 +65,56 @@ def survey(
         return Plan(np.full(counts, ALL, np.int8))
     seen = functools.reduce(operator.and_, predicates)
     marks = with_facts(marks, seen, context)
-    numbered = static(marks)
-    operations = length_of(seen, marks)
-    if numbered and operations < math.inf:
-        parts, left = surveyed_once(seen, block, numbered, jax.config.read("jax_enable_x64"))
+    whole, numbered = laid(marks, seen.tables), ranges(marks)
+    program = program_of(seen, whole)
+    if any(map(is_traced, jax.tree.leaves(whole))):
+        parts = parts_of(seen.ask(*bounds(whole, block)), counts)
+        left = parts == SOME
+        if program is None or program.is_tight([*map(is_traced, jax.tree.leaves(whole))]):
+            return Plan(parts, program is None)
+        if parts.size <= BLOCKS:
+            left = left & ~corners_differ(seen, whole, block, marks)
+    elif numbered and program:
+        wide = jax.config.read("jax_enable_x64")  # closures may hold integers of 64 bits
+        parts, left = surveyed_once(seen, block, numbered, wide)
     else:
-        parts, left = surveyed(seen, block, marks, operations)
-        # What differs from call to call is no part of what is compiled.
-        parts = parts if numbered else jnp.asarray(parts)
+        parts, left = surveyed(seen, block, marks, program is not None)
+        with jax.ensure_compile_time_eval():  # facts differ from call to call, programs do not
+            parts = parts if numbered else jnp.asarray(parts)
     if not isinstance(left, jax.Array) and not left.any():
         return Plan(parts)
-    if operations > affordable or operations == math.inf:
+    if program is None or program.length > affordable:
         return Plan(parts, undecided=True)
     return Plan(settled(mask(seen), block, marks, parts, left))
 
 
 @functools.lru_cache(64)
 def surveyed_once(seen: Predicate, block: tuple[int, int], numbered: Any, wide: bool) -> Any:
-    """`surveyed` for marks that are numbers of rows; `wide` says whether there are 64 bits."""
-    query, key = (Rows(*ranges) for ranges in numbered)
-    found = surveyed(seen, block, Marks(query, key), operations=0)
+    """`surveyed` for marks that are numbers of rows."""
+    query, key = (Rows(*sides) for sides in numbered)
+    found = surveyed(seen, block, Marks(query, key), True)
     for array in found:
         array.flags.writeable = False
     return found
 
 
-def static(marks: Marks) -> Any:
+def ranges(marks: Marks) -> Any:
     """Positions and indices of queries and of keys, if they are ranges and all that is asked."""
     sides = tuple((rows.position, rows.index) for rows in (marks.query, marks.key))
-    ranges = all(isinstance(x, Range) for side in sides for x in side)
-    return sides if ranges and not (marks.query.facts or marks.key.facts) else None
+    known = all(isinstance(x, Range) for side in sides for x in side)
+    return sides if known and not (marks.query.facts or marks.key.facts) else None
 
 
-def surveyed(seen: Predicate, block: tuple[int, int], marks: Marks, operations: float) -> Any:
-    """The parts of all blocks, and which of them are left undecided."""
+def surveyed(seen: Predicate, block: tuple[int, int], marks: Marks, sound: bool) -> Any:
+    """The parts of all blocks for marks that are known, and which of them are left undecided;
+    `sound` tells whether the predicate can be called with arrays."""
     counts, whole = blocks_of(marks, block), laid(marks, seen.tables)
-    ends, known = bounds(whole, block), not any(map(is_traced, jax.tree.leaves(whole)))
-    if not known:
-        parts = parts_of(seen.ask(*ends), counts)
-        left = parts == SOME
-        if parts.size <= BLOCKS:
-            left = left & ~corners_differ(seen, whole, block, marks)
-        return parts, left
-    parts, size = np.empty(counts, np.int8), max(1, BLOCKS // counts[1])
+    ends, parts = bounds(whole, block), np.empty(counts, np.int8)
+    size = max(1, BLOCKS // counts[1])
     for start in range(0, counts[0], size):
         rows = parts[start : start + size]
         rows[:] = parts_of(seen.ask(*some(ends, slice(start, start + size))), rows.shape)
-    return parts, decided(seen, whole, block, marks, parts, operations)
+    return parts, decided(seen, whole, block, marks, parts, sound)
 
 
 def parts_of(seen: Maybe, counts: tuple[int, int]) -> Any:
@@ -121,12 +124,11 @@ def parts_of(seen: Maybe, counts: tuple[int, int]) -> Any:
     return xp.broadcast_to(parts, counts)
 
 
-def length_of(seen: Predicate, marks: Marks) -> float:
-    """How many operations a predicate has for a pair; infinitely many if it cannot be asked."""
-    pair = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), laid(marks, seen.tables)
-    )
+def program_of(seen: Predicate, whole: Any) -> Program | None:
+    """The program of a predicate for a pair; None for one that cannot be asked."""
     try:
-        return Program(seen, *pair).length
+        return Program(
+            seen, *jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), whole)
+        )
     except (TypeError, AttributeError, LookupError, ValueError):
-        return math.inf
+        return None
