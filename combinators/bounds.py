@@ -115,11 +115,17 @@ def has_rule(operation: Any) -> bool:
 
 def called(operation: Any) -> Any:
     """The program that an operation stands for; None for one that is more than that."""
-    if operation.primitive.name not in ("jit", "pjit", "closed_call", "custom_jvp_call", "remat"):
+    if operation.primitive.name not in CALLS:
         return None
     names = ("jaxpr", "call_jaxpr")
     inner = next(operation.params[name] for name in names if name in operation.params)
     return inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, ())
+
+
+CALLS = {
+    "jit", "pjit", "core_call", "closed_call", "custom_jvp_call", "custom_vjp_call", "checkpoint",
+    "remat", "remat2",
+}  # fmt: skip
 
 
 def run(jaxpr: Any, consts: Sequence[Any], given: Sequence[Bound], computing: bool) -> list[Bound]:
@@ -202,10 +208,9 @@ def computed(operation: Any, spans: Sequence[Span]) -> list[Bound]:
     """The results on arrays that are known, block by block as JAX has them."""
     arrays = [span.lo for span in spans]
     sides = np.broadcast_shapes((1, 1), *(x.shape[:2] for x in arrays))
-    functions, options = operation.primitive.get_bind_params(operation.params)
 
     def once(*arrays: Any) -> Any:
-        values = operation.primitive.bind(*functions, *arrays, **options)
+        values = operation.primitive.bind(*arrays, **operation.params)
         return values if operation.primitive.multiple_results else [values]
 
     def each(*arrays: Any) -> Any:

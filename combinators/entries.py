@@ -92,7 +92,9 @@ def looked_up(options: Any, aval: Any, table: Span, indices: Span) -> Span | Non
     safe = reduce(and_, inside)
     if options["mode"] != GatherScatterMode.FILL_OR_DROP or is_true(safe):
         return found
-    return found.where(safe) if found is not None and len(sizes) == count else None
+    if found is None or found.known or len(sizes) > count:
+        return None
+    return found.where(safe)
 
 
 def index_of_each(indices: Span, count: int) -> list[Span]:

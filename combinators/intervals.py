@@ -330,6 +330,8 @@ def exact(name: str, options: Any, *arrays: Any) -> Any:
         return arrays[0] ** options["y"]
     if name in BY_POSITIVE and is_true(arrays[1] > 0):
         return BY_POSITIVE[name](*arrays)
+    if name == "shift_right_logical" and not is_true(arrays[0] >= 0):
+        return None
     if name in SHIFTS and is_true((arrays[1] >= 0) & (arrays[1] < 8 * arrays[1].dtype.itemsize)):
         return SHIFTS[name](*arrays)
     return EXACT[name](*arrays) if name in EXACT else None
@@ -344,7 +346,11 @@ EXACT: dict[str, Callable[..., Any]] = {
     "clamp": lambda low, a, high: smaller(larger(low, a), high),
 }  # fmt: skip
 BY_POSITIVE = {"div": truncated, "rem": lambda a, b: a - truncated(a, b) * b}
-SHIFTS = {"shift_left": operator.lshift, "shift_right_arithmetic": operator.rshift}
+SHIFTS = {
+    "shift_left": operator.lshift,
+    "shift_right_arithmetic": operator.rshift,
+    "shift_right_logical": operator.rshift,
+}
 
 INTEGERS: dict[str, Callable[..., Span]] = {
     "add": add, "sub": sub, "mul": mul, "neg": neg, "abs": absolute, "div": div, "rem": rem,
