@@ -17,18 +17,9 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Literal
 
 from .entries import SHAPES, looked_up
-from .intervals import (
-    INTEGERS,
-    ORDERED,
-    Span,
-    anything,
-    exact,
-    floor_divide,
-    is_true,
-    is_whole,
-    remainder,
-)
+from .intervals import Span, anything, is_true, is_whole
 from .maybe import Maybe
+from .rules import INTEGERS, ORDERED, exact, floor_divide, remainder
 
 __all__ = ["Program"]
 
@@ -130,11 +121,14 @@ CALLS = {
 
 def run(jaxpr: Any, consts: Sequence[Any], given: Sequence[Bound], computing: bool) -> list[Bound]:
     """Bounds of the results of a program."""
-    spans = dict(zip(jaxpr.constvars, map(constant, consts), strict=True))
+    spans: dict[Any, Bound] = dict(zip(jaxpr.constvars, map(constant, consts), strict=True))
     spans |= dict(zip(jaxpr.invars, given, strict=True))
 
     def read(x: Any) -> Bound:
-        return constant(np.asarray(x.val, x.aval.dtype)) if isinstance(x, Literal) else spans[x]
+        if isinstance(x, Literal):
+            dtype: Any = getattr(x.aval, "dtype", None)
+            return constant(np.asarray(x.val, dtype))
+        return spans[x]
 
     for operation in jaxpr.eqns:
         results = bounded(operation, [read(x) for x in operation.invars], computing)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 
 __all__ = [
     "ALL", "NONE", "SOME", "Band", "Grid", "Layout", "Place", "Side", "bands", "cut_all", "put_all",
@@ -151,7 +152,7 @@ class Grid:
     def __str__(self) -> str:
         (rows, columns), number = self.block, f"{math.prod(self.plan.shape):,}"
         everywhere = "; not understood block by block: every block is visited"
-        if isinstance(self.plan, jax.core.Tracer):
+        if isinstance(self.plan, Tracer):
             note = everywhere if self.undecided else ""
             return f"in {rows} × {columns}: which of {number} blocks, its context tells{note}"
         # A plan that differs from call to call is known all the same where its context is.

@@ -165,7 +165,15 @@ class Not(Predicate):
 class predicate(Predicate):
     """Any function of the marks of queries and keys as a predicate.
 
-    `rows` names context that has one entry per row, or one for all: `query[name]`, `key[name]`.
+    `names` are context that has one entry per row, or one for all: `query[name]`, `key[name]`.
+
+    A stream skips the blocks in which the predicate holds for no pair. It finds them from the least
+    and the largest position, index and fact of each block of rows, which bound what is computed of
+    integers and truths by `+ - * // %`, powers, comparisons, `& | ^ ~ << >>`, jnp.abs, sign,
+    minimum, maximum, clip, where, any and all, by changes of shape or type, and by entries of a
+    table, `table[query.position]`. The rest, such as floats, is computed for all pairs: once when
+    it is traced where positions tell up to 2²⁸ of them, otherwise when it runs, if that costs less
+    than the blocks. Where it does not, every block is visited, and `describe` says so.
 
     >>> even = predicate(lambda query, key: key.position % 2 == 0)
     >>> mask(causal & even).predicate.first
