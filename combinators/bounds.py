@@ -51,6 +51,12 @@ class Program:
         """How many operations there are."""
         return sum(1 for _ in operations(self.closed.jaxpr))
 
+    @property
+    def understood(self) -> bool:
+        """Whether there is a rule for every operation, and bounds of everything that is given."""
+        facts = all(is_whole(leaf.dtype) for leaf in self.given)
+        return facts and all(map(has_rule, operations(self.closed.jaxpr)))
+
     def is_tight(self, late: Sequence[bool]) -> bool:
         """Whether bounds tell of a block all that its pairs do, where some leaves of the rows are
         late: known only when it runs. A single truth of them does, if it is one of order: two may
@@ -72,7 +78,8 @@ class Program:
 def operations(jaxpr: Any) -> Iterator[Any]:
     """The operations of a program, and of the programs that it calls."""
     for operation in jaxpr.eqns:
-        inner = called(operation)
+        division = operation.params.get("name") in DIVISIONS
+        inner = None if division else called(operation)
         yield from operations(inner.jaxpr) if inner else (operation,)
 
 

@@ -22,8 +22,8 @@ __all__ = ["corners_differ", "decided", "settled", "tile_of"]
 
 PAIRS = 2**28
 """The most pairs that are looked at while a plan is made: it takes about a second."""
-FEW = 2**21
-"""The most of them that are looked at without a program that is compiled for them."""
+FEW, PIECE = 2**22, 2**19
+"""The most of them that are looked at without a program that is compiled for them, and at once."""
 
 
 def corners_differ(seen: Predicate, whole: Any, block: tuple[int, int], marks: Marks) -> Any:
@@ -56,22 +56,16 @@ def decided(
     left = parts == SOME
     tiles = np.argwhere(left)
     shown, hidden = (np.zeros(len(tiles), bool) for _ in range(2))
-    lengths = marks.query.length, marks.key.length
     for chosen in patterns(block):
         size = len(chosen[0]), len(chosen[1])
         if not len(tiles) or len(tiles) * math.prod(size) > FEW:
             break
-        rows, columns = map(samples, lengths, block, tiles.T, chosen)
-        found = seen.ask(*at_each(whole, rows, columns), computing=False)
-        lay = partial(np.broadcast_to, shape=(len(tiles) * size[0], size[1]))
-        every, none = (lay(x).reshape(len(tiles), -1) for x in (found.every, ~found.some))
-        if not (every | none).any():
+        more, none, clear = looked_at(seen, whole, block, marks, tiles, chosen)
+        if not (more.any() or none.any()):
             break  # single pairs tell no more than blocks
-        shown, hidden = shown | every.any(1), hidden | none.any(1)
-        done = shown & hidden
-        if size == block:
-            done = (every | none).all(1)
-            parts[tuple(tiles[done].T)] = np.where(shown, np.where(hidden, SOME, ALL), NONE)[done]
+        shown, hidden = shown | more, hidden | none
+        done = clear if size == block else shown & hidden
+        parts[tuple(tiles[done].T)] = np.where(shown, np.where(hidden, SOME, ALL), NONE)[done]
         left[tuple(tiles[done].T)] = False
         tiles, shown, hidden = tiles[~done], shown[~done], hidden[~done]
     if len(tiles) and len(tiles) * math.prod(block) <= PAIRS and sound:
@@ -82,6 +76,24 @@ def decided(
         parts[tuple(tiles.T)] = np.asarray(found)[: len(tiles)]
         left[:] = False
     return left
+
+
+def looked_at(
+    seen: Predicate, whole: Any, block: tuple[int, int], marks: Marks, tiles: Any, chosen: Any
+) -> tuple[np.ndarray, ...]:
+    """Of each of some blocks: whether some chosen pair is seen, whether some is not, and whether
+    that is known of every one."""
+    size = len(chosen[0]), len(chosen[1])
+    lengths = marks.query.length, marks.key.length
+    step, found = max(1, PIECE // math.prod(size)), []
+    for start in range(0, len(tiles), step):
+        piece = tiles[start : start + step]
+        rows, columns = map(samples, lengths, block, piece.T, chosen)
+        told = seen.ask(*at_each(whole, rows, columns), computing=False)
+        lay = partial(np.broadcast_to, shape=(len(piece) * size[0], size[1]))
+        every, none = (lay(x).reshape(len(piece), -1) for x in (told.every, ~told.some))
+        found.append((every.any(1), none.any(1), (every | none).all(1)))
+    return tuple(map(np.concatenate, zip(*found, strict=True)))
 
 
 def patterns(block: tuple[int, int]) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -98,17 +110,14 @@ def patterns(block: tuple[int, int]) -> list[tuple[np.ndarray, np.ndarray]]:
 @partial(jax.jit, static_argnames=("stage", "block"))
 def settled(stage: mask, block: tuple[int, int], marks: Marks, parts: Any, left: Any) -> Any:
     """The parts of all blocks, where those that are left are settled one by one when it runs."""
-    counts = parts.shape
+    columns, order = parts.shape[1], jnp.argsort(~jnp.ravel(left), stable=True)
 
-    def settle(state: Any) -> Any:
-        parts, left = state
-        place = jnp.argmax(left)
-        tile = jax.lax.div(place, counts[1]), jax.lax.rem(place, counts[1])
-        return parts.at[place].set(part_of(stage, block, marks, tile)), left.at[place].set(False)
+    def settle(number: Any, parts: Any) -> Any:
+        tile = jax.lax.div(order[number], columns), jax.lax.rem(order[number], columns)
+        part = part_of(stage, block, marks, tile)
+        return jax.lax.dynamic_update_slice(parts, part[None, None], tile)
 
-    state = jnp.ravel(parts), jnp.ravel(left)
-    parts, _ = jax.lax.while_loop(lambda state: state[1].any(), settle, state)
-    return parts.reshape(counts)
+    return jax.lax.fori_loop(0, jnp.count_nonzero(left), settle, jnp.asarray(parts))
 
 
 @partial(jax.jit, static_argnames=("stage", "block"))

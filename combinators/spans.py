@@ -75,14 +75,14 @@ def survey(
         if parts.size <= BLOCKS:
             left = left & ~corners_differ(seen, whole, block, marks)
     elif numbered and program:
-        wide = jax.config.read("jax_enable_x64")  # closures may hold integers of 64 bits
+        wide = jax.config.jax_enable_x64  # closures may hold integers of 64 bits
         parts, left = surveyed_once(seen, block, numbered, wide)
     else:
         parts, left = surveyed(seen, block, marks, program is not None)
         with jax.ensure_compile_time_eval():  # facts differ from call to call, programs do not
             parts = parts if numbered else jnp.asarray(parts)
-    if not isinstance(left, jax.Array) and not left.any():
-        return Plan(parts)
+    if not isinstance(left, jax.Array) and (not left.any() or (program and program.understood)):
+        return Plan(parts)  # or too many blocks to look into
     if program is None or program.length > affordable:
         return Plan(parts, undecided=True)
     return Plan(settled(mask(seen), block, marks, parts, left))
