@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
 
-from .check import check_context, check_input, is_key
+from .check import check_context, check_input, entering, is_key
 from .errors import CompositionError, Line, ParameterError, TermError, brief
 from .kinds import show, spec
 from .parameter import Parameter, copied, is_parameter, over
@@ -97,7 +97,9 @@ def compute(term: Leaf, params: Mapping[str, Array], x: Any, context: Context, p
     """A leaf's equation, in the precision of the context and with a key of the leaf's own."""
     policy = context.scope.precision
     if policy and policy.compute:
-        params = policy.cast(params)
+        read = {name: context[name] for name in term.reads - term.row_facts}
+        params, read = policy.cast((params, read))
+        context = context | read
     if term.random and "rng" in context:
         address = zlib.crc32("/".join(path).encode())
         context = context | {"rng": jax.random.fold_in(context["rng"], address)}
@@ -130,10 +132,10 @@ def declare_cached(term: Term, leaves: tuple, tree: Any, float_type: Any) -> tup
 def declare(term: Term, x: Any, names: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
     """What a term learns when x goes in, and the abstract value that comes out."""
     check_input(x)
-    context = Context(dict(names))
-    leaves, tree = jax.tree.flatten(spec((x, context)))
     with placing(term, x):
-        check_context(term, context)
+        check_context(term, Context(dict(names)))
+        x, names = entering(term, x, names)
+        leaves, tree = jax.tree.flatten(spec((x, Context(names))))
         return declare_cached(term, tuple(leaves), tree, jnp.result_type(float))
 
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from .check import entering
 from .choose import decide, inside_copies
 from .declare import Declare, compute, declare, walk
 from .intervals import is_whole
@@ -271,6 +272,7 @@ def describe(term: Term, x: Any, /, **names: Any) -> Description:
     """
     declared, y = declare(as_term(term, "describe"), x, names)
     run = Describe({})
+    x, names = entering(term, x, names)
     known, unknown = known_facts(names)
     jax.eval_shape(
         lambda x, context: term.wire(run, x, context | known), spec(x), spec(Context(unknown))

@@ -75,7 +75,7 @@ def survey(
         if parts.size <= BLOCKS:
             left = left & ~corners_differ(seen, whole, block, marks)
     elif numbered and program:
-        wide = jax.config.jax_enable_x64  # closures may hold integers of 64 bits
+        wide = jax.config.read("jax_enable_x64")  # closures may hold integers of 64 bits
         parts, left = surveyed_once(seen, block, numbered, wide)
     else:
         parts, left = surveyed(seen, block, marks, program is not None)

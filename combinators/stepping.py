@@ -99,7 +99,9 @@ class Starting(Apply):
                 "chunk; a term that runs step by step reads its keys from outside"
             )
         y = super().part(form, index, x, context)
-        self.keep(form.names[index], {"read": y})
+        # An array without numbers takes no room and remembers the type.
+        kept = {"read": floats_as(self.plan.dtype, y), "type": jnp.zeros(0, y.dtype)}
+        self.keep(form.names[index], kept)
         return y
 
     def keep(self, name: Name, what: dict[str, Any]) -> None:
@@ -217,7 +219,7 @@ class Stepping(Starting):
     def once(self, form: Term, index: int, x: Any, context: Context) -> Any:
         kept = dict(select(self.state, single(form.names[index])))
         self.keep(form.names[index], kept)
-        return kept["read"]
+        return kept["read"].astype(kept["type"].dtype)
 
     def memory(self, name: Name, new: Callable[[], Any]) -> Any:
         return select(self.state, single(name))["memory"]

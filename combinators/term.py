@@ -19,6 +19,7 @@ import jax
 import numpy as np
 from jax import Array
 
+from .dtypes import widened
 from .errors import CompositionError
 from .kinds import Width, mistaken
 from .parameter import Parameter
@@ -111,6 +112,11 @@ class Term(Generic[In, Out]):
     def reads(self) -> frozenset[str]:
         """The context that this term or a part of it reads, by name."""
         return frozenset().union(*(part.reads for part in self.parts))
+
+    @cached_property
+    def row_facts(self) -> frozenset[str]:
+        """The context that tells something of each row, by name: its integers become int32."""
+        return frozenset().union(*(part.row_facts for part in self.parts))
 
     @property
     def constant(self) -> bool:
@@ -290,6 +296,11 @@ class Leaf(Term[In, Out]):
     rowwise: ClassVar[bool] = False
     """Whether a row of what it gives depends on that row of x alone, and may run step by step."""
 
+    @property
+    def learns(self) -> bool:
+        """Whether it may declare parameters of its own."""
+        return type(self).parameters is not Leaf.parameters
+
     def parameters(self, x: Any) -> dict[str, Parameter]:
         """What is learned, from the (abstract) value that goes in."""
         return {}
@@ -324,8 +335,12 @@ class Stage(Leaf[Scores, Scores]):
         return (), ()
 
     @cached_property
-    def reads(self) -> frozenset[str]:
+    def row_facts(self) -> frozenset[str]:
         return frozenset().union(*self.facts)
+
+    @cached_property
+    def reads(self) -> frozenset[str]:
+        return self.row_facts
 
     def operands(self, params: Mapping[str, Array], context: Context) -> Any:
         return params
@@ -343,7 +358,8 @@ class Stage(Leaf[Scores, Scores]):
 
     def apply(self, params: Mapping[str, Array], x: Scores, context: Context) -> Scores:
         marks = spread(self, x.marks, context)
-        return x.replace(score=self.tile(self.operands(params, context), x.score, marks))
+        score = self.tile(self.operands(params, context), x.covered, marks)
+        return x.replace(score=widened(score))
 
 
 def spread(term: Any, marks: Marks | None, context: Context) -> Marks | None:

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from jax import Array
 
+from .dtypes import widened
 from .errors import CompositionError
 from .kinds import Width
 from .parameter import Initializer, Parameter
@@ -82,7 +83,7 @@ class pointwise(Leaf):
     def apply(self, params: Any, x: Any, context: Context) -> Any:
         match x:
             case _ if hasattr(x, "score"):
-                return x.replace(score=self.function(x.score))
+                return x.replace(score=widened(self.function(x.covered)))
             case _ if hasattr(x, "weight"):
                 return x.replace(weight=self.function(x.weight))
         return self.function(x)

@@ -16,12 +16,13 @@ import pytest
 from slips import BATCH, HEAD, KEY, TOKENS, Slip, X, run
 from slips_executions import EXECUTED
 from slips_run import RUN
+from slips_types import TYPES
 from slips_written import WRITTEN
 
 from combinax import combinators, models
 from combinax.combinators import *
 
-SLIPS = {**WRITTEN, **RUN, **EXECUTED}
+SLIPS = {**WRITTEN, **RUN, **EXECUTED, **TYPES}
 
 
 def text_of(write: Any, error: type[Exception] = TermError) -> str:
