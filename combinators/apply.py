@@ -14,7 +14,7 @@ from .check import entering, fit
 from .declare import compute, declare, placing
 from .errors import ParameterError
 from .kinds import show
-from .parameter import Parameter, is_parameter, over
+from .parameter import Parameter, is_parameter, over, plain
 from .run import Context, Name, Run, put, select
 from .term import MISSING, Leaf, Term
 
@@ -30,6 +30,7 @@ def call(term: Term, params: Any, x: Any, names: Mapping[str, Any], execution: A
             f"params a dict as term.init(rng, x) makes it; {term.name} got {got} first"
         )
     names = {name: value for name, value in names.items() if value is not None}
+    params = plain(params)
     with placing(term, x):
         x, names = jax.tree.map(from_numpy, entering(term, x, names))
         declared, _ = declare(term, x, names)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 
 from .dtypes import counts_as, floating, widened
 from .errors import CompositionError
@@ -20,7 +21,7 @@ from .project import at_least, boolean
 from .records import Marks, Scores
 from .run import Context
 from .term import Leaf, Stage, Term, as_function, form, spread
-from .values import Source
+from .values import Source, read
 from .written import Write
 
 __all__ = [
@@ -85,9 +86,13 @@ class temperature(Elementwise):
         return self.inner.parameters(x) if isinstance(self.inner, Source) else {}
 
     def operands(self, params: Mapping[str, Array], context: Context) -> Any:
-        if isinstance(self.inner, Source):
-            return self.inner.apply(params, None, context)
-        return self.inner
+        if not isinstance(self.inner, Source):
+            return self.inner
+        value = self.inner.apply(params, None, context)
+        known = isinstance(self.inner, read) and not isinstance(value, Tracer)
+        if known and not (np.asarray(value) > 0).all():
+            raise CompositionError(f"temperature is positive, and {self.inner!r} is {value}")
+        return value
 
     def tile(self, operands: Any, score: Array, marks: Marks | None) -> Array:
         table = marks is not None and jnp.ndim(operands)

@@ -65,7 +65,8 @@ def check_positions(positions: Any) -> None:
 def check_key(rng: Any) -> None:
     """What random numbers are drawn with is a key."""
     if not is_key(rng):
-        raise ContextError(f"rng takes a key, jax.random.key(0), and gets {show(rng)}")
+        got = "None" if rng is None else show(rng)
+        raise ContextError(f"rng takes a key, jax.random.key(0), and gets {got}")
 
 
 def is_key(value: Any) -> bool:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from .errors import ParameterError
-from .parameter import Parameter
+from .parameter import Parameter, plain
 from .run import Name, put, select
 from .term import Term
 
@@ -32,7 +32,7 @@ def stack(term: Term, params: Mapping[str, Any]) -> Tree:
     >>> sorted(unstack(term, params)), sorted(stack(term, unstack(term, params)))
     (['0', '1', '2'], ['linear'])
     """
-    return rewrite(term, dict(params), lambda form, tree: together(form, tree), inner_first=True)
+    return rewrite(term, plain(params), lambda form, tree: together(form, tree), inner_first=True)
 
 
 def unstack(term: Term, params: Mapping[str, Any]) -> Tree:
@@ -48,7 +48,7 @@ def unstack(term: Term, params: Mapping[str, Any]) -> Tree:
     def separate(form: Term, tree: Tree) -> Tree:
         return tree if "0" in tree else taken_apart(form, tree, lambda leaf, at: leaf[at])
 
-    return rewrite(term, dict(params), separate, inner_first=False)
+    return rewrite(term, plain(params), separate, inner_first=False)
 
 
 def apart(term: Term, declared: Tree, params: Any) -> Tree:

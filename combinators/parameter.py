@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -91,3 +91,12 @@ COPIES: dict[str, Callable[[Parameter], int]] = {"heads": copy_axis, "layers": l
 def copied(declared: Any, name: str, size: int) -> Any:
     """Declarations, once per copy."""
     return over(declared, lambda p: p.copied(name, size, COPIES[name]))
+
+
+def plain(params: Any) -> Any:
+    """Parameters as dicts of arrays, whatever mapping a library holds them in, such as a FrozenDict
+    or a State of flax, and whatever box around each array."""
+    if isinstance(params, Mapping):
+        return {name: plain(value) for name, value in params.items()}
+    leaves = jax.tree.leaves(params)
+    return leaves[0] if len(leaves) == 1 else params

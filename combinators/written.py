@@ -29,7 +29,9 @@ def reference(value: Any, write: Write = repr) -> str:
         return name if home == "__main__" or home.startswith(PACKAGE) else f"{home}.{name}"
     code = getattr(value, "__code__", None)
     if isinstance(code, CodeType):
-        return f"<{code.co_name.strip('<>')} {place(code.co_filename, code.co_firstlineno)}>"
+        return (
+            f"<{code.co_name.strip('<>')} {place(located(code.co_filename), code.co_firstlineno)}>"
+        )
     return repr(value)
 
 
@@ -99,9 +101,16 @@ def written() -> tuple[str, int] | None:
     filename = frame.f_code.co_filename
     if "importlib" in filename:
         return None
-    if "ipykernel" in filename and "IPython" in sys.modules:
-        filename = f"notebook cell {sys.modules['IPython'].get_ipython().execution_count}"
-    return filename, frame.f_lineno
+    return located(filename), frame.f_lineno
+
+
+def located(filename: str) -> str:
+    """A file under the name by which its author knows it: the cell of a notebook by its number."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    label = shell and shell.compile.format_code_name(filename)  # ("Cell", "In[4]"), of any cell run
+    if not label:
+        return filename
+    return f"{'notebook' if hasattr(shell, 'kernel') else 'IPython'} cell {label[1].strip('In[]')}"
 
 
 def place(filename: str, line: int) -> str:

@@ -9,9 +9,10 @@ for every message, and `<|im_start|>assistant` for the answer that is to follow.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,8 +24,10 @@ from tokenizers.decoders import DecodeStream
 from ..combinators import CompositionError, Term, stepwise, unstack
 from ..combinators.declare import declare
 from .configuration import require
+from .context import SplitContext
 from .generate import NO_TOKEN, follow
 from .pretrained import Pretrained, chat_template, load
+from .prompt import check_choice, check_tokens
 
 __all__ = ["Chat", "Conversation", "begin", "load_chat", "prompt", "reply"]
 
@@ -86,11 +89,47 @@ def instructed(model: Pretrained, system: str) -> Chat:
 def prompt(chat: Chat, message: str, first: bool = True) -> list[int]:
     """The tokens of a turn, up to where the answer begins; the first turn holds the instruction.
 
-    After an answer, which ends with <|im_end|>, comes the line break that belongs to it.
+    After an answer, which ends with <|im_end|>, comes the line break that belongs to it. Special
+    tokens are those of the template alone: what is typed is text, <|im_end|> too, and begins no
+    turn. Raises CompositionError for a message that the tokenizer cannot read so.
     """
-    before = f"{START}system\n{chat.system}{END}\n" if chat.system else ""
-    text = (before if first else "\n") + f"{START}user\n{message}{END}\n{START}assistant\n"
-    return chat.tokenizer.encode(text, add_special_tokens=False).ids
+    opened = ["", START, f"system\n{chat.system}", END, "\n"] if chat.system else [""]
+    turn = [START, f"user\n{message}", END, "\n", START, "assistant\n"]
+    return encoded(chat.tokenizer, *(opened if first else ["\n"]), *turn)
+
+
+def encoded(tokenizer: Any, *parts: str) -> list[int]:
+    """The tokens of texts and special tokens, which take turns; one that the tokenizer does not
+    know as such is text."""
+    plain = literal(tokenizer)
+    marks = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
+    tokens, text = [], ""
+
+    def read() -> list[int]:
+        ids = plain.encode(text, add_special_tokens=False).ids
+        for mark in {START, END} & marks.keys():
+            if marks[mark] in ids:
+                raise CompositionError(f"the tokenizer reads {mark} in what is only text")
+        return ids
+
+    for place, part in enumerate(parts):
+        if place % 2 and part in marks:
+            tokens, text = [*tokens, *read(), marks[part]], ""
+        else:
+            text += part
+    return tokens + read()
+
+
+@lru_cache(maxsize=8)
+def literal(tokenizer: Any) -> Any:
+    """The tokenizer as it reads what is typed: whole, and special tokens as the text they are."""
+    plain = copy.deepcopy(tokenizer)
+    plain.no_truncation()
+    plain.no_padding()
+    marks = {START, END} & {t.content for t in plain.get_added_tokens_decoder().values()}
+    plain.add_special_tokens(sorted(marks))
+    plain.encode_special_tokens = True
+    return plain
 
 
 def begin(chat: Chat, capacity: int) -> Conversation:
@@ -103,7 +142,7 @@ def begin(chat: Chat, capacity: int) -> Conversation:
 
 
 def reply(
-    chat: Chat, conversation: Conversation, message: str, choose: Term, rng: Array
+    chat: Chat, conversation: Conversation, message: str, choose: Term, rng: Array, **context: Any
 ) -> Iterator[tuple[str, Conversation]]:
     """The answer to a message, token by token: a piece of text, empty where a character is not
     complete, and the conversation so far. Only the last one can be gone on with: its state takes
@@ -111,12 +150,14 @@ def reply(
 
         token ~ softmax(choose(logits)),  until <|im_end|>
 
-    Token number i of the conversation is drawn with fold_in(rng, i). Raises CompositionError where
-    the conversation exceeds its capacity, and where logits are NaN.
+    Token number i of the conversation is drawn with fold_in(rng, i). The context is what `choose`
+    reads: with `choose=temperature(read("t"))` another `t` compiles nothing anew. Raises
+    CompositionError where the conversation exceeds its capacity, and where logits are NaN.
     """
     state, capacity = conversation
     said = int(state["position"])
     tokens = prompt(chat, message, first=not said)
+    check_tokens(chat.term, tokens)
     at = said + len(tokens)
     if at >= capacity:
         raise CompositionError(
@@ -127,9 +168,18 @@ def reply(
     for chunk in before:
         state, _ = heard(chat, state, chunk)
     state, logits = heard(chat, state, last)
+    check_choice(choose, logits, context)
     stop, text = chat.tokenizer.token_to_id(END), DecodeStream(skip_special_tokens=True)
     answer = follow(
-        chat.term, choose, chat.params, state, logits, rng, range(at, capacity), (stop,), {}
+        chat.term,
+        choose,
+        chat.params,
+        state,
+        logits,
+        rng,
+        range(at, capacity),
+        (stop,),
+        SplitContext({}, {}, context),
     )
     for token, state in answer:
         if token == NO_TOKEN:

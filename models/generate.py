@@ -9,27 +9,25 @@ along: rows then differ in nothing from each prompt alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from ..combinators import CompositionError, Term, identity, stepwise, unstack
-from ..combinators.check import check_key
-from ..combinators.declare import declare
-from ..combinators.project import at_least
-from ..combinators.written import reference
 from .choose import wide
+from .context import SplitContext, context_at, laid_out, split_context
+from .prompt import Stop, cache_dtype, check_keep, check_prompt, integer, key_of, stop_tokens
 
 __all__ = ["Generated", "generate", "stream_tokens"]
 
 NO_TOKEN = -1
-"""What stands behind the end, and for a token that cannot be drawn because logits are NaN."""
+"""What stands behind the end, and for a token that cannot be drawn: because logits are NaN, or
+`choose` leaves none."""
 
 
 class Generated(NamedTuple):
@@ -53,7 +51,7 @@ def generate(
     *,
     choose: Term = identity,
     rng: Array | None = None,
-    stop: int | Sequence[int] = (),
+    stop: Stop = (),
     keep: Callable[[Array, Array], Any] = nothing,
     length: Any = None,
     dtype: Any = None,
@@ -68,91 +66,66 @@ def generate(
     to the same shape is not. `keep(logits, token)` of each step is stacked:
     `keep=log_probability`. `dtype` is that of the keys and values kept.
 
-    Raises CompositionError for an empty prompt, a term that looks ahead, one that has no position
-    for the last token, or a choice that gives no logits; ContextError for a rng that is no key.
+    Context that belongs to tokens, such as segments, has a row for each of the prompt, (T,), and
+    those that are drawn go on with the last; or a row for each of all, (T + count,); or one for
+    all. What `choose` reads is context, too: with `choose=temperature(read("t"))`, `t=0.8`
+    and `t=0.9` run one program.
+
+    Raises CompositionError for an empty prompt or a token that is not in the vocabulary, a term
+    that looks ahead, one that has no position for the last token, or a choice that gives no
+    logits; ContextError for a rng that is no key, and context of another length; ParameterError
+    for parameters of another term.
 
     >>> from combinax.models import greedy
     >>> count_up = pointwise(lambda tokens: jax.nn.one_hot((tokens + 1) % 5, 5))
     >>> generate(count_up, {}, jnp.array([1, 2]), 4, choose=greedy, stop=(0,)).tokens.tolist()
     [3, 4, 0, -1]
     """
-    prompt = checked(term, prompt, count, context)
-    kind = None if dtype is None else jnp.dtype(dtype)
-    static = (term, choose, keep, count, listed(stop), kind)
-    return looped(*static, params, prompt, counting(length, prompt), key_of(rng), context)
-
-
-def key_of(rng: Array | None) -> Array:
-    """The key to draw with, key(0) if none is given."""
-    if rng is None:
-        return jax.random.key(0)
-    check_key(rng)
-    return rng
-
-
-def listed(stop: int | Sequence[int]) -> tuple[int, ...]:
-    """The tokens to stop after, of which one may stand by itself."""
-    return (stop,) if isinstance(stop, int) else tuple(stop)
-
-
-def counting(length: Any, prompt: Array) -> Any:
-    """How many tokens of the prompt count, if that is said."""
-    if length is None or isinstance(length, Tracer):
-        return length
-    whole = not jnp.ndim(length) and jnp.issubdtype(jnp.result_type(length), jnp.integer)
-    if not whole or not 1 <= length <= len(prompt):
-        raise CompositionError(
-            f"length says how many of the prompt's {len(prompt)} tokens count, from 1 on, and is "
-            f"{length!r}"
-        )
-    return length
-
-
-def checked(term: Term, prompt: ArrayLike, count: int, context: Any) -> Array:
-    """The prompt, once it is sure that the term can read it and what is to follow."""
-    if isinstance(prompt, Mapping):
-        raise CompositionError("generate takes parameters and then the prompt, and gets a dict")
-    prompt = jnp.asarray(prompt)
-    at_least(0, "generate", count=count)
-    if prompt.ndim != 1 or not prompt.size or count < 1:
-        raise CompositionError(
-            f"generate continues a prompt of shape (T,), T at least 1, by at least one token, not "
-            f"{prompt.shape} by {count}; a batch is jax.vmap"
-        )
-    # Whatever is wrong with the whole, such as a position past a table, is said before the loop.
-    declare(term, jax.ShapeDtypeStruct((len(prompt) + count - 1,), prompt.dtype), context)
-    return prompt
+    count = integer("generate", 0, count=count)
+    prompt = check_prompt("generate", term, params, prompt, count, length)
+    split, _ = split_context("generate", term, choose, prompt, count, context)
+    static = (term, choose, check_keep(keep), count, stop_tokens(stop), cache_dtype(dtype))
+    return looped(*static, params, prompt, length, key_of(rng), split)
 
 
 def begin(
-    term: Term, params: Any, prompt: Array, more: int, slack: int, dtype: Any, context: Any,
-    alone: int | None = None,
+    term: Term, params: Any, prompt: Array, more: int, dtype: Any, context: SplitContext,
+    rewind: int = 0, one_by_one: int | None = None,
 ) -> tuple[Any, Array, Callable[..., Any]]:  # fmt: skip
-    """The prompt read: state, logits, and the step that goes on from there. What is drawn comes one
-    by one, and so does a prompt from `alone` on."""
-    plan = dict(rewind=slack, dtype=dtype, one_by_one=alone or len(prompt))
-    start, step = stepwise(term, **plan)
-    state = start(params, prompt, len(prompt) + more, **context)
-    context = {name: value for name, value in context.items() if name not in state["given"]}
-    state, logits = step(params, state, prompt, **context)
-    return state, logits, partial(step, params, **context)
+    """Prefill: state, logits, and the step that goes on from there, by context that is laid out.
+    Drawn tokens come one by one, and so does a prompt from position `one_by_one` on."""
+    alone = one_by_one or len(prompt)
+    start, step = stepwise(term, rewind=rewind, dtype=dtype, one_by_one=alone)
+    state = start(params, prompt, len(prompt) + more, **context_at(context, 0, len(prompt)))
+    context = left(context, state)
+
+    def go_on(state: Any, tokens: Array, first: Any) -> Any:
+        names = context_at(context, first, len(tokens))
+        return step(params, state, tokens, positions=first, **names)
+
+    return *go_on(state, prompt, 0), go_on
 
 
-def drawn(choose: Term, rng: Array, number: Any, logits: Array) -> Array:
-    token = jax.random.categorical(jax.random.fold_in(rng, number), chosen(choose, logits))
-    return jnp.where(jnp.isnan(logits).any(), NO_TOKEN, token).astype(jnp.int32)
+def left(context: SplitContext, state: Any) -> SplitContext:
+    """The context without the names that the state has read for good."""
+    rest = {name: value for name, value in context.shared.items() if name not in state["given"]}
+    return context._replace(shared=rest)
 
 
-def chosen(choose: Term, logits: Array) -> Array:
-    """The logits to draw from, in at least float32."""
-    if isinstance(choose, Term):
-        made = choose({}, wide(logits))
-        if jnp.shape(made) == logits.shape:
-            return made
-    raise CompositionError(
-        "choose is a term that makes logits of logits, such as greedy or keep_top_k(40), and "
-        f"{reference(choose)} is not"
-    )
+def drawn(choose: Term, rng: Array, number: Any, logits: Array, sampling: Any) -> Array:
+    made = chosen(choose, logits, sampling)
+    token = jax.random.categorical(jax.random.fold_in(rng, number), made)
+    return jnp.where(jnp.isnan(made).any(), NO_TOKEN, token).astype(jnp.int32)
+
+
+def chosen(choose: Term, logits: Array, sampling: Any) -> Array:
+    """The logits to draw from, relative to the largest, in at least float32; all are NaN where one
+    is NaN, and where all are -inf."""
+    made = wide(choose({}, wide(logits), **sampling))
+    largest = made.max(-1, keepdims=True)
+    sound = (largest > -jnp.inf) & ~jnp.isnan(logits).any(-1, keepdims=True)
+    # The largest is 0 by comparison, not by difference: see `choose`.
+    return jnp.where(sound, jnp.where(made == largest, 0, made - largest), jnp.nan)
 
 
 def refuse_sums(state: Any, why: str) -> None:
@@ -165,19 +138,20 @@ def refuse_sums(state: Any, why: str) -> None:
 @partial(jax.jit, static_argnums=range(6))
 def looped(
     term: Term, choose: Term, keep: Callable, count: int, stop: tuple[int, ...], dtype: Any,
-    params: Any, prompt: Array, length: Any, rng: Array, context: Any,
+    params: Any, prompt: Array, length: Any, rng: Array, context: SplitContext,
 ) -> Generated:  # fmt: skip
     params = unstack(term, params)  # layers written out step faster than a scan of them
-    # Padding that was read is overwritten: it may be all of the prompt but one token.
-    slack = 0 if length is None else len(prompt) - 1
-    alone = None if length is None else 1  # what stands after a prompt counts for none of it
-    state, logits, step = begin(term, params, prompt, count, slack, dtype, context, alone)
-    if length is not None:
+    ragged, length = length is not None, len(prompt) if length is None else length
+    context = laid_out(context, len(prompt), len(prompt) + count, length)
+    # Padding that was read is overwritten: it may be all of the prompt but one token, and what
+    # stands after a prompt counts for none of it.
+    plan = dict(rewind=len(prompt) - 1, one_by_one=1) if ragged else {}
+    state, logits, step = begin(term, params, prompt, count, dtype, context, **plan)
+    if ragged:
         refuse_sums(state, "give each prompt alone: length leaves its end out")
-    length = len(prompt) if length is None else length
 
     def after(number: Any, logits: Array, made: Generated) -> tuple[Array, Array, Generated]:
-        token = drawn(choose, rng, number, logits)
+        token = drawn(choose, rng, number, logits, context.sampling)
         kept = jax.tree.map(
             lambda all, one: all.at[number].set(one), made.kept, keep(logits, token)
         )
@@ -190,7 +164,7 @@ def looped(
 
     def one(carry: Any) -> Any:
         state, token, _, made = carry
-        state, logits = step(state, token[None], positions=length + made.length - 1)
+        state, logits = step(state, token[None], length + made.length - 1)
         return state, *after(made.length, logits[-1], made)
 
     logits = jnp.where((length > 0) & (length <= len(prompt)), logits[length - 1], jnp.nan)
@@ -209,7 +183,7 @@ def stream_tokens(
     *,
     choose: Term = identity,
     rng: Array | None = None,
-    stop: int | Sequence[int] = (),
+    stop: Stop = (),
     dtype: Any = None,
     **context: Any,
 ) -> Iterator[int]:
@@ -221,21 +195,28 @@ def stream_tokens(
     >>> list(stream_tokens(count_up, {}, jnp.array([1, 2]), 3))
     [3, 4, 0]
     """
-    prompt, rng, stop = checked(term, prompt, count, context), key_of(rng), listed(stop)
-    kind = None if dtype is None else jnp.dtype(dtype)
-    params = unstack(term, params)
-    state, logits = read(term, count, kind, params, prompt, context)
-    left = {name: value for name, value in context.items() if name not in state["given"]}
-    for token, _ in follow(term, choose, params, state, logits, rng, range(count), stop, left):
+    count = integer("stream_tokens", 0, count=count)
+    prompt = check_prompt("stream_tokens", term, params, prompt, count)
+    split, _ = split_context("stream_tokens", term, choose, prompt, count, context)
+    rest = (cache_dtype(dtype), stop_tokens(stop), key_of(rng))
+    return streamed_tokens(term, choose, unstack(term, params), prompt, count, split, *rest)
+
+
+def streamed_tokens(
+    term: Term, choose: Term, params: Any, prompt: Array, count: int, context: SplitContext,
+    dtype: Any, stop: tuple[int, ...], rng: Array,
+) -> Iterator[int]:  # fmt: skip
+    state, logits, context = read(term, count, dtype, params, prompt, context)
+    for token, _ in follow(term, choose, params, state, logits, rng, range(count), stop, context):
         yield token
 
 
 def follow(
     term: Term, choose: Term, params: Any, state: Any, logits: Array, rng: Array,
-    numbers: Iterable[int], stop: tuple[int, ...], context: Any,
+    numbers: Iterable[int], stop: tuple[int, ...], context: SplitContext,
 ) -> Iterator[tuple[int, Any]]:  # fmt: skip
     """Tokens of these numbers as they come, each with the state that has read it: the state that
-    was before is used up. `params` are those of layers written out."""
+    was before is used up. `params` are unstacked, `context` is laid out."""
     for number in numbers:
         state, token, logits = go_on(term, choose, params, state, logits, rng, number, context)
         yield int(token), state
@@ -244,16 +225,20 @@ def follow(
 
 
 @partial(jax.jit, static_argnums=range(3))
-def read(term: Term, count: int, dtype: Any, params: Any, prompt: Array, context: Any) -> Any:
-    state, logits, _ = begin(term, params, prompt, count, 0, dtype, context)
-    return state, logits[-1]
+def read(
+    term: Term, count: int, dtype: Any, params: Any, prompt: Array, context: SplitContext
+) -> Any:
+    context = laid_out(context, len(prompt), len(prompt) + count, len(prompt))
+    state, logits, _ = begin(term, params, prompt, count, dtype, context)
+    return state, logits[-1], left(context, state)
 
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=(3,))
 def go_on(
     term: Term, choose: Term, params: Any, state: Any, logits: Array, rng: Array, number: Any,
-    context: Any,
+    context: SplitContext,
 ) -> tuple[Any, Array, Array]:  # fmt: skip
-    token = drawn(choose, rng, number, logits)
-    state, logits = stepwise(term).step(params, state, token[None], **context)
+    token = drawn(choose, rng, number, logits, context.sampling)
+    names = context_at(context, state["position"], 1)
+    state, logits = stepwise(term).step(params, state, token[None], **names)
     return state, token, logits[-1]

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import pytest
 from slips import BATCH, HEAD, KEY, TOKENS, Slip, X, run
 from slips_executions import EXECUTED
+from slips_files import FILES
+from slips_generation import GENERATION
 from slips_run import RUN
 from slips_types import TYPES
 from slips_written import WRITTEN
@@ -22,7 +24,7 @@ from slips_written import WRITTEN
 from combinax import combinators, models
 from combinax.combinators import *
 
-SLIPS = {**WRITTEN, **RUN, **EXECUTED, **TYPES}
+SLIPS = {**WRITTEN, **RUN, **EXECUTED, **GENERATION, **TYPES, **FILES}
 
 
 def text_of(write: Any, error: type[Exception] = TermError) -> str:

@@ -10,6 +10,7 @@ import pytest
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 SECONDS = 120
@@ -96,3 +97,24 @@ def test_notebook_gives_what_is_stored(path: Path, tmp_path: Path) -> None:
             for cell in (fresh, stored)
         ]
         assert numbers[0] == pytest.approx(numbers[1], rel=0.02, abs=0.02), text(fresh)
+
+
+def test_a_stage_is_written_in_the_cell_that_wrote_it(tmp_path: Path) -> None:
+    """Whatever cell runs when it is made, or when its error shows."""
+    sources = (
+        "import jax.numpy as jnp\nfrom combinax.combinators import *",
+        "def make():\n\n    return linear(3)",
+        "own = linear(4)",
+        "made = make()",
+        "for term in (own, made):\n    print(*term.written)\nprint(lift(lambda x: x))",
+        "try: own({}, jnp.arange(3)[:, None])\nexcept TermError as error: print(error)",
+    )
+    path = tmp_path / "places.ipynb"
+    nbformat.write(new_notebook(cells=[new_code_cell(source) for source in sources]), path)
+    *_, places, error = map(text, execute(path, tmp_path))
+    assert places.splitlines() == [
+        "notebook cell 3 1",
+        "notebook cell 2 3",
+        "lift(<lambda notebook cell 5, line 3>)",
+    ]
+    assert error.endswith("  > linear(4)  written at notebook cell 3, line 1\n")

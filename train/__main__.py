@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from .launch import answered, quietly, stopping
+
+if __name__ == "__main__":
+    quietly()  # before the imports that take seconds
+
 import io
 import math
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -23,7 +29,7 @@ from .. import __version__
 from ..combinators import describe
 from ..combinators import temperature as scaled
 from . import checkpoint, corpus, plot, tasks
-from .loop import History, Params, bar
+from .loop import History, Params, Record, bar
 from .tasks import Task, train
 
 __all__ = ["app", "main"]
@@ -133,8 +139,12 @@ def transfer(
 
 @app.command()
 def sample(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run of `text`.")],
-    prompt: Annotated[str, typer.Option(help="What the text begins with.")] = "\n",
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The folder of a run of `text`.")
+    ] = Path("runs/text"),
+    prompt: Annotated[
+        str | None, typer.Option(help="What the text begins with; a line break, if not given.")
+    ] = None,
     count: Annotated[int, typer.Option(min=1, help="How many characters to write.")] = 400,
     temperature: Annotated[
         float, typer.Option(min=0.01, help="Below 1 the likely is likelier still.")
@@ -143,12 +153,14 @@ def sample(
 ) -> None:
     """Write on in the manner of the text that a run has learned: as it comes."""
     with refused():
-        place = folder if folder.is_dir() else Path("runs") / folder
+        named = folder.is_dir() or folder.parts[:1] == ("runs",)
+        place = folder if named else Path("runs") / folder
         kinds = dict(vocabulary=str, width=int, length=int, term=str)
         params, words = checkpoint.load(place, partial(learned, folder), **kinds)
         vocabulary = words["vocabulary"]
         term = tasks.language(len(vocabulary), words["width"])
         text = corpus.Text(vocabulary, *2 * (np.zeros(0, np.int32),), before=0)
+        prompt = opening(vocabulary) if prompt is None else prompt
         begun = text.encode(prompt)
         drawn = tasks.sample(
             term, params, begun, words["length"], jax.random.key(seed), scaled(temperature)
@@ -162,6 +174,11 @@ def sample(
     if count > 1:
         speed = (count - 1) / (time.perf_counter() - began)
         typer.echo(f"{speed:,.0f} characters a second")
+
+
+def opening(vocabulary: str) -> str:
+    """What a text begins after: a line break, or a space, or the first character that it has."""
+    return next(c for c in ("\n", " ", vocabulary[0]) if c in vocabulary)
 
 
 def learned(folder: Path, words: dict[str, Any]) -> Any:
@@ -215,8 +232,11 @@ def typed() -> Iterator[str]:
     """Line after line of what is typed, as far as anything is in it."""
     while True:
         try:
-            line = input("> ")
-        except EOFError:
+            # As an exception: a line editor puts the terminal back before it passes it on.
+            with answered(signal.default_int_handler):
+                line = input("> ")
+        except (EOFError, KeyboardInterrupt):
+            typer.echo()
             return
         if line.strip():
             yield line
@@ -245,8 +265,14 @@ def run(task: Task, seed: int) -> tuple[Params, History]:
     """Print the equation and the table, and train with a bar."""
     console.print(str(task.term), highlight=False)
     console.print(describe(task.term, task.example))
-    with bar(task.steps) as progress:
-        params, history = train(task, seed, progress)
+    with bar(task.steps) as progress, stopping() as pressed:
+
+        def told(first: int, record: Record) -> None:
+            progress(first, record)
+            if pressed():
+                raise KeyboardInterrupt
+
+        params, history = train(task, seed, told)
     if history.stopped:
         console.print(
             f"stopped by hand after {len(history.loss)} of {task.steps} steps; what was learned "
@@ -261,7 +287,7 @@ def report(task: Task, measured: Mapping[str, float]) -> None:
 
 
 def show(file: Path) -> None:
-    console.print(f"picture: {file}", soft_wrap=True, markup=False, highlight=False)
+    console.print(f"picture: {escaped(str(file))}", soft_wrap=True, markup=False, highlight=False)
 
 
 @contextmanager
@@ -273,11 +299,18 @@ def refused(extra: str = "") -> Iterator[None]:
     except ModuleNotFoundError as error:
         if not extra:
             raise
-        typer.echo(f"combinax: {error}: pip install 'combinax[{extra}]'", err=True)
+        typer.echo(f"combinax: {escaped(str(error))}: pip install 'combinax[{extra}]'", err=True)
         raise typer.Exit(2) from None
     except (OSError, ValueError) as error:
-        typer.echo(f"combinax: {error}", err=True)
+        typer.echo(f"combinax: {escaped(str(error))}", err=True)
         raise typer.Exit(2) from None
+
+
+def escaped(text: str) -> str:
+    """The text with each character that would act on a terminal as its escape sequence: a name of a
+    file can hold any."""
+    shown = (c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+    return "".join(shown)
 
 
 def made(folder: Path) -> Path:
