@@ -11,10 +11,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 
 from .check import entering
 from .choose import decide, inside_copies
 from .declare import Declare, compute, declare, walk
+from .intervals import is_whole
 from .kinds import show, spec
 from .lookup import Lookup
 from .parameter import over
@@ -254,7 +258,8 @@ class Description:
 def describe(term: Term, x: Any, /, **names: Any) -> Description:
     """The table of a term on an input: for every stage, in the order in which they run, what it
     gives, its parameters, its FLOPs, the bytes of what it gives (all copies, layers and rows
-    together), and for every lookup what runs. x and the context may be abstract.
+    together), and for every lookup what runs. x and the context may be abstract; integers and
+    truths in the context that are not tell which blocks a stream visits.
 
     Raises what `term.init` raises.
 
@@ -268,10 +273,24 @@ def describe(term: Term, x: Any, /, **names: Any) -> Description:
     declared, y = declare(as_term(term, "describe"), x, names)
     run = Describe({})
     x, names = entering(term, x, names)
-    jax.eval_shape(lambda x, context: term.wire(run, x, context), spec(x), spec(Context(names)))
+    known, unknown = known_facts(names)
+    jax.eval_shape(
+        lambda x, context: term.wire(run, x, context | known), spec(x), spec(Context(unknown))
+    )
     if term.exports is None and not any(row.depth == 0 for row in run.rows):
         run.rows.insert(0, Row((), head_line(term, ()), gives(y)))
     return Description(tuple(counted(run.rows, declared)))
+
+
+def known_facts(names: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What masks may be asked about, as arrays that are known; and the rest of a context."""
+
+    def is_known(value: Any) -> bool:
+        array = isinstance(value, (int, np.ndarray, np.generic, jax.Array))
+        return array and not isinstance(value, Tracer) and is_whole(jnp.result_type(value))
+
+    known = {name: jnp.asarray(value) for name, value in names.items() if is_known(value)}
+    return known, {name: value for name, value in names.items() if name not in known}
 
 
 def counted(rows: list[Row], declared: Mapping[str, Any]) -> list[Row]:

@@ -24,15 +24,20 @@ from .mask import mask
 from .normalize import LogSumExp, lowest
 from .parameter import is_parameter
 from .reassociate import feature_map, in_part, summed
-from .records import Entries, Marks, Range, Rows, Scores, Slice, Weights, numbers
+from .records import Entries, Marks, Range, Rows, Scores, Weights, numbers
 from .run import Context, put, select
-from .spans import plan
+from .settle import tile_of
+from .spans import survey
 from .stream import Partial, Step, Streamed, merge, within
 from .term import Leaf
 from .tiles import Fold, fold
 from .wrap import Everywhere
 
 __all__ = ["Captured", "Reading", "answer", "finished", "masks", "planned"]
+
+
+EXPONENTIAL = 16
+"""Simple operations that cost about as much as an exponential."""
 
 
 class Captured(CompositionError):
@@ -85,12 +90,6 @@ class Operands:
         return lambda tiles: jax.tree.unflatten(shape, [slot(tiles) for slot in slots])
 
 
-def tile_of(rows: Rows, start: Any, length: int) -> Rows:
-    """Some of the rows, where those known without an array begin at `start`."""
-    move = lambda x: Slice(x.start + start, length) if isinstance(x, Range) else x  # noqa: E731
-    return dataclasses.replace(rows, position=move(rows.position), index=move(rows.index))
-
-
 def restricted(tree: Any, steps: Sequence[Step]) -> Any:
     """The parameters of some steps, in the tree of all."""
     kept: dict[str, Any] = {}
@@ -106,7 +105,10 @@ def planned(steps: Sequence[Step], x: Entries, context: Context, block: tuple[in
     """The table in blocks of at most so many rows and columns."""
     shape = len(x.query), len(x.key)
     block = min(block[0], shape[0]), min(block[1], shape[1])
-    return Grid(shape, block, plan(masks(steps), x.marks, context, block))
+    # An exponential is worth as many operations as are counted beside the products of a pair.
+    affordable = x.query.shape[-1] + x.value.shape[-1] + EXPONENTIAL
+    found = survey(masks(steps), x.marks, context, block, affordable)
+    return Grid(shape, block, found.parts, undecided=found.undecided)
 
 
 def masks(steps: Sequence[Step]) -> list[mask]:

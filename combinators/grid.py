@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 
 __all__ = [
     "ALL", "NONE", "SOME", "Band", "Grid", "Layout", "Place", "Side", "bands", "cut_all", "put_all",
@@ -118,13 +119,15 @@ class Grid:
 
     `plan` has NONE, SOME or ALL for every block: as NumPy has it where that is known, as JAX has it
     where it is known only when it runs, and None in a sweep whose first operand it then is. A tile
-    is a block, or, where `reach` is more than 1, the only one of its row: so many blocks.
+    is a block, or, where `reach` is more than 1, the only one of its row: so many blocks. Where
+    blocks are `undecided`, some that are visited may hold nothing.
     """
 
     shape: tuple[int, int]
     block: tuple[int, int]
     plan: Any
     reach: int = 1
+    undecided: bool = False
 
     @property
     def known(self) -> bool:
@@ -148,11 +151,19 @@ class Grid:
 
     def __str__(self) -> str:
         (rows, columns), number = self.block, f"{math.prod(self.plan.shape):,}"
-        if not self.known:
-            return f"in {rows} × {columns}: which of {number} blocks, its context tells"
-        full, masked = self.count(ALL), self.count(SOME)
+        everywhere = "; not understood block by block: every block is visited"
+        if isinstance(self.plan, Tracer):
+            note = everywhere if self.undecided else ""
+            return f"in {rows} × {columns}: which of {number} blocks, its context tells{note}"
+        # A plan that differs from call to call is known all the same where its context is.
+        known = dataclasses.replace(self, plan=np.asarray(self.plan))
+        full, masked = known.count(ALL), known.count(SOME)
         part = f"{full + masked:,} of {number} blocks"
         sorts = f"({full:,} full, {masked:,} partial)"
+        if self.undecided and known.count(NONE):
+            sorts += "; not understood in all of these: some may hold nothing"
+        elif self.undecided:
+            sorts += everywhere
         if self.reach == 1:
             return f"in {rows} × {columns}: {part} visited {sorts}"
         width = min(self.reach * columns, self.shape[1])

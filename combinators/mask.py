@@ -10,15 +10,13 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.core import Tracer
 
 from .errors import CompositionError
+from .intervals import Span
 from .kinds import fits, mistaken
-from .maybe import of_each
 from .predicates import as_predicate
 from .records import Entries, Marks, Range, Rows, Scores
 from .run import Context
@@ -134,10 +132,11 @@ class mask(Leaf):
         if not isinstance(query, Range) or not isinstance(key, Range):
             return False, False
         start, stop = max(query.start, key.start), min(query.stop, key.stop)
-        with jax.ensure_compile_time_eval():
-            place = np.arange(start, stop, dtype=np.int32)
-            queries, keys = (Rows(place, place - side.start) for side in (query, key))
-            seen = self.predicate.ask(queries, keys, of_each).every
-            if isinstance(seen, Tracer) or not np.all(seen):
-                return False, False
+        place = np.arange(start, stop, dtype=np.int32)[:, None, None, None]
+        queries, keys = (
+            Rows(Span.point(place), Span.point(place - np.int32(side.start)))
+            for side in (query, key)
+        )
+        if not np.all(self.predicate.ask(queries, keys).every):
+            return False, False
         return key == Range(start, stop - start), query == Range(start, stop - start)

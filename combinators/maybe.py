@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ANYTHING", "Maybe", "as_maybe", "of_each", "truth"]
+__all__ = ["ANYTHING", "Maybe", "truth"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -17,46 +17,19 @@ class Maybe:
     some: Any
     every: Any
 
-    def __and__(self, other: Any) -> Maybe:
-        other = as_maybe(other)
+    def __and__(self, other: Maybe) -> Maybe:
         return Maybe(self.some & other.some, self.every & other.every)
 
-    def __or__(self, other: Any) -> Maybe:
-        other = as_maybe(other)
+    def __or__(self, other: Maybe) -> Maybe:
         return Maybe(self.some | other.some, self.every | other.every)
 
     def __invert__(self) -> Maybe:
         return Maybe(~self.every, ~self.some)
 
-    def __eq__(self, other: Any) -> Any:
-        return (self & other) | (~self & ~as_maybe(other))
-
-    def __ne__(self, other: Any) -> Any:
-        return ~(self == other)
-
-    def __bool__(self) -> bool:
-        raise TypeError("whether it holds differs from pair to pair")
-
-    __rand__ = __and__
-    __ror__ = __or__
-
-
-def as_maybe(value: Any) -> Maybe:
-    if isinstance(value, Maybe):
-        return value
-    if isinstance(value, (bool, np.bool_)):
-        return of_each(value)
-    raise TypeError(f"{value!r} is no truth about pairs")
-
 
 def truth(value: Any) -> Any:
     """A truth value that `~` negates, which it does not do to Python's own."""
     return np.bool_(value) if isinstance(value, bool) else value
-
-
-def of_each(value: Any) -> Maybe:
-    """A truth of its own for each of the pairs."""
-    return Maybe(truth(value), truth(value))
 
 
 ANYTHING = Maybe(np.True_, np.False_)

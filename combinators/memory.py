@@ -21,7 +21,7 @@ from jax.core import Tracer
 from .errors import CompositionError
 from .lookup import Lookup
 from .records import Entries, Marks, Rows
-from .sight import horizon, named, sees, sight
+from .sight import horizon, named, placed, sees, sight
 
 __all__ = ["all_hold", "answerable", "blank", "entered", "only_if", "recalled", "write"]
 
@@ -133,7 +133,7 @@ def answerable(lookup: Lookup, memory: Memory, positions: Array) -> Any:
         ))  # fmt: skip
     if ahead:
         earlier, ours = jnp.arange(rows)[:, None], positions[None]
-        late = sees(lookup, Rows(earlier, earlier), Rows(ours, ours)) & (earlier < first)
+        late = sees(lookup, placed(earlier), placed(ours)) & (earlier < first)
         conditions.append((
             ~jnp.any(late),
             lambda: f"{named(lookup)!r} lets queries before position {first} see keys from there "

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast, dataclass_transform
 import jax.numpy as jnp
 from jax import Array
 
+from .bounds import Program
 from .dtypes import uncounted
 from .errors import CompositionError
 from .maybe import ANYTHING, Maybe, truth
@@ -48,17 +49,18 @@ class Predicate:
     def __call__(self, query: Rows, key: Rows) -> Array:
         raise NotImplementedError(f"{type(self).__name__} does not define __call__")
 
-    def ask(self, query: Any, key: Any, known: Callable[[Any], Maybe]) -> Maybe:
-        """What marks tell that are not arrays but bounds, or distances.
+    def ask(self, query: Rows, key: Rows, computing: bool = True) -> Maybe:
+        """What it says of rows that hold spans: bounds of blocks, distances, or single numbers,
+        on which JAX may be `computing` what there is no rule for.
 
-        `known` takes what the predicate says of them. One that asks for more may hold of any pair;
-        what is wrong with it itself shows when it is called with arrays.
+        A predicate that asks for more may hold of any pair; what is wrong with it itself shows
+        when it is called with arrays.
         """
         sides = zip(self.rows, (query.facts, key.facts), strict=True)
         if any(name not in facts for names, facts in sides for name in names):
             return ANYTHING
         try:
-            return known(self(query, key))
+            return Program(self, query, key).seen(computing)
         except (TypeError, AttributeError, LookupError, ValueError):
             return ANYTHING
 
@@ -112,8 +114,9 @@ class Pair(Predicate):
     def __call__(self, query: Rows, key: Rows) -> Array:
         return self.join(self.first(query, key), self.second(query, key))
 
-    def ask(self, query: Any, key: Any, known: Callable[[Any], Maybe]) -> Maybe:
-        return self.join(self.first.ask(query, key, known), self.second.ask(query, key, known))
+    def ask(self, query: Rows, key: Rows, computing: bool = True) -> Maybe:
+        asked = (part.ask(query, key, computing) for part in (self.first, self.second))
+        return self.join(*asked)
 
 
 @value
@@ -153,8 +156,8 @@ class Not(Predicate):
     def __call__(self, query: Rows, key: Rows) -> Array:
         return ~truth(self.inner(query, key))
 
-    def ask(self, query: Any, key: Any, known: Callable[[Any], Maybe]) -> Maybe:
-        return ~self.inner.ask(query, key, known)
+    def ask(self, query: Rows, key: Rows, computing: bool = True) -> Maybe:
+        return ~self.inner.ask(query, key, computing)
 
     def __repr__(self) -> str:
         return f"~{self.inner!r}"
@@ -164,7 +167,15 @@ class Not(Predicate):
 class predicate(Predicate):
     """Any function of the marks of queries and keys as a predicate.
 
-    `rows` names context that has one entry per row, or one for all: `query[name]`, `key[name]`.
+    `names` are context that has one entry per row, or one for all: `query[name]`, `key[name]`.
+
+    A stream skips the blocks in which the predicate holds for no pair. It finds them from the least
+    and the largest position, index and fact of each block of rows, which bound what is computed of
+    integers and truths by `+ - * // %`, powers, comparisons, `& | ^ ~ << >>`, jnp.abs, sign,
+    minimum, maximum, clip, where, any and all, by changes of shape or type, and by entries of a
+    table, `table[query.position]`. The rest, such as floats, is computed for all pairs: once when
+    it is traced where positions tell up to 2²⁸ of them, otherwise when it runs, if that costs less
+    than the blocks. Where it does not, every block is visited, and `describe` says so.
 
     >>> even = predicate(lambda query, key: key.position % 2 == 0)
     >>> mask(causal & even).predicate.first

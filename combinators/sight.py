@@ -11,29 +11,24 @@ from collections.abc import Callable, Iterator
 from functools import cache, reduce
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from .arithmetic import Pointwise
 from .compose import Compose
+from .intervals import Span
 from .lookup import Lookup
 from .mask import mask
-from .maybe import Maybe, as_maybe, of_each
 from .project import slots
 from .records import Rows, Scores
-from .spans import Span
 from .term import Term
 from .union import sink
 
-__all__ = ["Sight", "found", "horizon", "named", "pauses", "sees", "sight"]
+__all__ = ["Sight", "found", "horizon", "named", "pauses", "placed", "sees", "sight"]
 
 HORIZON = 2**20
 """How far from a query a predicate is asked about keys, each by itself."""
 LAST = 2**30 - 1
 """How far it is asked about all keys together: the largest distance that `Span` computes with."""
-
-
-Known = Callable[[Any], Maybe]
 
 
 class Sight(NamedTuple):
@@ -43,59 +38,25 @@ class Sight(NamedTuple):
     ahead: bool
 
 
-class Relative:
-    """A position of which only the distance to another is known.
-
-    What a predicate computes with it holds wherever it stands; asked for more, it refuses.
-    """
-
-    def __init__(self, offset: Any):
-        self.offset = offset
-
-    def apart(self, other: Any) -> Any:
-        if not isinstance(other, Relative):
-            raise TypeError("only the distance between two positions is known")
-        return self.offset - other.offset
-
-    def __sub__(self, other: Any) -> Any:
-        return self.apart(other) if isinstance(other, Relative) else Relative(self.offset - other)
-
-    def __add__(self, steps: Any) -> Relative:
-        return Relative(self.offset + steps)
-
-    __radd__ = __add__
-
-    def __lt__(self, other: Any) -> Any:
-        return self.apart(other) < 0
-
-    def __le__(self, other: Any) -> Any:
-        return self.apart(other) <= 0
-
-    def __gt__(self, other: Any) -> Any:
-        return self.apart(other) > 0
-
-    def __ge__(self, other: Any) -> Any:
-        return self.apart(other) >= 0
-
-    def __eq__(self, other: Any) -> Any:
-        return self.apart(other) == 0
-
-    def __ne__(self, other: Any) -> Any:
-        return self.apart(other) != 0
+def placed(positions: Any, base: int = 0) -> Rows:
+    """Rows at positions, laid along an axis of a table; with a base, only distances between them
+    are known."""
+    span = Span.point(positions.astype(np.int32)[..., None, None], base)
+    return Rows(span, span)
 
 
 # Which keys may be seen
 
 
-def sees(lookup: Lookup, query: Rows, key: Rows, known: Known = of_each) -> Any:
+def sees(lookup: Lookup, query: Rows, key: Rows) -> Any:
     """Where a query may see a key of the sequence, as far as positions tell."""
-    return reduce(operator.and_, (seen(stage, query, key, known) for stage in stages(lookup)))
+    return reduce(operator.and_, (seen(stage, query, key) for stage in stages(lookup)))
 
 
-def seen(stage: Term, query: Rows, key: Rows, known: Known) -> Any:
+def seen(stage: Term, query: Rows, key: Rows) -> Any:
     """Where a query may see a key of the sequence after one stage."""
     if isinstance(stage, mask):
-        return stage.predicate.ask(query, key, known).some
+        return stage.predicate.ask(query, key).some
     if isinstance(stage, (slots, sink)):
         return np.False_  # from here on, keys are no longer those of the sequence
     parts = [part for part in stage.parts if not part.constant]
@@ -105,7 +66,7 @@ def seen(stage: Term, query: Rows, key: Rows, known: Known) -> Any:
     together = isinstance(stage, Compose) or (
         isinstance(stage, Pointwise) and all(isinstance(p.flow(None), Scores) for p in parts)
     )
-    tables = [seen(part, query, key, known) for part in parts]
+    tables = [seen(part, query, key) for part in parts]
     return reduce(operator.and_ if together else operator.or_, tables)
 
 
@@ -119,10 +80,8 @@ def sight(lookup: Lookup) -> Sight:
     >>> sight(Lookup(((0, mask(causal)),)))
     Sight(back=None, ahead=False)
     """
-    apart = np.arange(-HORIZON, HORIZON + 1, dtype=np.int32)[None]  # from the query to the key
-    query, key = Relative(np.zeros((1, 1), np.int32)), Relative(apart)
-    with jax.ensure_compile_time_eval():
-        table = np.asarray(sees(lookup, Rows(query, query), Rows(key, key)))
+    apart = np.arange(-HORIZON, HORIZON + 1)[None]  # from the query to the key
+    table = sees(lookup, placed(np.zeros((1, 1)), base=1), placed(apart, base=1))
     where = apart[np.broadcast_to(table, apart.shape)]
     back = 1 - int(where.min(initial=0))
     return Sight(back if back <= HORIZON // 2 else None, bool((where > 0).any()))
@@ -137,8 +96,10 @@ def horizon(lookup: Lookup) -> int:
     """
 
     def farther(least: int, most: int) -> bool:
-        query, key = Relative(Span(0, 0)), Relative(Span(least, most))
-        return bool(np.any(sees(lookup, Rows(query, query), Rows(key, key), as_maybe)))
+        ends = np.array([[least]], np.int32), np.array([[most]], np.int32)
+        key = Span(*(end[..., None, None] for end in ends), base=1)
+        query = placed(np.zeros((1, 1)), base=1)
+        return bool(np.any(sees(lookup, query, Rows(key, key))))
 
     return HORIZON if farther(-LAST, -HORIZON) or farther(HORIZON, LAST) else LAST
 
@@ -164,8 +125,7 @@ def rests(lookup: Lookup, capacity: int) -> Iterator[np.ndarray]:
     for start in range(0, capacity, NEAR):
         query = np.arange(start, min(start + NEAR, capacity))[:, None]
         key = np.arange(start, start + 2 * NEAR)[None]
-        with jax.ensure_compile_time_eval():
-            table = np.asarray(sees(lookup, Rows(query, query), Rows(key, key)))
+        table = sees(lookup, placed(query), placed(key))
         last = np.where(table, key, farthest).max(1, keepdims=True)
         awaited = np.maximum.accumulate(last)
         yield (awaited <= query)[:, 0]

@@ -36,8 +36,7 @@ from combinax.combinators import (
     window,
 )
 from combinax.combinators.grid import ALL, NONE, SOME
-from combinax.combinators.maybe import Maybe
-from combinax.combinators.spans import Span, plan
+from combinax.combinators.spans import plan
 
 ODD = jnp.array([False, True, False, True])
 SIMPLE = [
@@ -112,7 +111,7 @@ def test_a_plan_is_true_of_every_pair(seen, t, offset, block, seed):
         (block_causal(16), 28 + 8, 0),
         (prefix(16), 28 + 1, 7),
         (~causal, 28, 8),
-        (causal & ~causal, 0, 8),
+        (causal & ~causal, 0, 0),
     ],
 )
 def test_a_plan_that_is_known_is_exact_where_marks_are_positions(seen, full, partial):
@@ -123,20 +122,7 @@ def test_a_plan_that_is_known_is_exact_where_marks_are_positions(seen, full, par
     assert ((parts == ALL).sum(), (parts == SOME).sum()) == (full, partial)
 
 
-@pytest.mark.parametrize(
-    "seen",
-    [
-        lambda query, key: jnp.abs(query.position - key.position) < 20,
-        lambda query, key: jnp.logical_and(key.position < 20, query.position > -1),
-        lambda query, key: (key.position - query.position).astype(float) < 9.5,
-    ],
-)
-def test_a_function_of_another_kind_is_looked_at_everywhere(seen):
-    rows = Rows(Range(0, 8), Range(0, 8))
-    assert (plan([mask(seen)], Marks(rows, rows), Context(), (4, 4)) == SOME).all()
-
-
-def test_what_follows_no_spans_is_looked_at_where_the_rest_may_hold():
+def test_a_table_is_part_of_a_plan_as_what_is_computed_is():
     rows = Rows(Range(0, 8), Range(0, 8))
     odd = predicate(lambda query, key: ODD[key.position % 4])
     tiles = lambda seen: plan([mask(seen)], Marks(rows, rows), Context(), (4, 4)).tolist()  # noqa: E731
@@ -144,14 +130,13 @@ def test_what_follows_no_spans_is_looked_at_where_the_rest_may_hold():
     assert tiles(causal | ~odd) == [[SOME, SOME], [ALL, SOME]]
 
 
-def test_floats_among_the_facts_are_looked_at_everywhere():
+def test_floats_among_the_facts_are_compared_pair_by_pair():
     """NaN compares with nothing, so bounds would say too much."""
     rows = Rows(Range(0, 4), Range(0, 4))
     higher = predicate(lambda query, key: key["height"] >= query["height"], ("height",))
-    context = {"height": jnp.array([1.0, jnp.nan, 2.0, 0.0])}
-    assert (
-        np.asarray(plan([mask(higher)], Marks(rows, rows), Context(context), (2, 2))) == SOME
-    ).all()
+    context = Context({"height": jnp.array([1.0, jnp.nan, 2.0, 3.0])})
+    parts = np.asarray(plan([mask(higher)], Marks(rows, rows), context, (2, 2)))
+    assert parts.tolist() == [[SOME, SOME], [NONE, SOME]]
 
 
 def test_integers_of_any_size_go_round_as_they_do_in_the_table():
@@ -172,18 +157,6 @@ def test_integers_of_any_size_go_round_as_they_do_in_the_table():
         np.asarray(plan([mask(same("time"))], marks, Context({"time": jnp.arange(8)}), (2, 2)))
         == np.diag([SOME] * 4)
     ).all()
-
-
-def test_a_truth_that_differs_from_pair_to_pair_is_no_condition():
-    truth, span = Maybe(np.bool_(True), np.bool_(False)), Span(0, 1)
-    for wrong, text in (
-        (lambda: bool(truth), "differs from pair to pair"),
-        (lambda: span + 0.5, r"0\.5 is no integer"),
-        (lambda: span // 0, "positive integer, not 0"),
-        (lambda: truth & 1, "1 is no truth about pairs"),
-    ):
-        with pytest.raises(TypeError, match=text):
-            wrong()
 
 
 def test_no_table_is_built_to_describe_a_million_rows():
