@@ -63,7 +63,7 @@ class aggregate(Leaf):
             return Width()
         if not isinstance(kind, Weights):
             raise CompositionError(mistaken(self, "weights", kind))
-        return kind.value
+        return kind.value if self.fold in (weighted_sum, largest) else Width()
 
     def apply(self, params: Any, x: Weights, context: Context) -> Array:
         if not isinstance(x, Weights):

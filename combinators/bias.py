@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 
 from .errors import CompositionError
+from .guards import as_names
 from .kinds import Width, fits
 from .parameter import Parameter
 from .project import at_least
@@ -126,6 +127,7 @@ class bias(Stage):
             )
         if not isinstance(self.what, Term):
             as_function(self.what, "bias", "a function of marks, learned(shape) or read(name)")
+        object.__setattr__(self, "rows", as_names(self.rows, "rows of bias"))
 
     @property
     def marked(self) -> bool:
@@ -228,9 +230,13 @@ def alibi_slopes(heads: int) -> np.ndarray:
     >>> alibi_slopes(3).tolist()
     [0.0625, 0.00390625, 0.25]
     """
+    at_least(1, "alibi_slopes", heads=heads)
     lower = 2 ** int(np.log2(heads))
     powers = lambda n: 2.0 ** (-8 / n * np.arange(1, n + 1))  # noqa: E731
     return np.concatenate([powers(lower), powers(2 * lower)[::2][: heads - lower]])
+
+
+small_normal = jax.nn.initializers.normal(0.02)
 
 
 class Distances(Bias):
@@ -244,7 +250,7 @@ class Distances(Bias):
 
     def parameters(self, x: Any) -> dict[str, Parameter]:
         entries = int(self.buckets().max()) + 1
-        return {"table": Parameter((entries,), jax.nn.initializers.normal(0.02), ("positions",))}
+        return {"table": Parameter((entries,), small_normal, ("positions",))}
 
     def operands(self, params: Mapping[str, Array], context: Context) -> Array:
         return params["table"][self.buckets()]

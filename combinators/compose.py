@@ -33,7 +33,7 @@ class Compose(Term):
     parts: tuple[Term, ...]
 
     def __post_init__(self):
-        self.layout  # noqa: B018 - names that collide are refused here
+        super().__post_init__()
         try:
             self.flow(None)
         except TermError as error:
@@ -175,7 +175,6 @@ class Branches(Term):
 
     def __post_init__(self):
         super().__post_init__()
-        self.layout  # noqa: B018 - names that collide are refused here
         self.flow(None)
 
     def text(self, write: Write) -> str:

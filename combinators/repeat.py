@@ -12,7 +12,8 @@ import numpy as np
 from jax import Array
 
 from .errors import CompositionError
-from .kinds import Width, show, spec
+from .guards import as_names, unread
+from .kinds import Width, show, spec, told
 from .project import at_least
 from .run import Context, Run
 from .term import Term, as_term, form
@@ -46,6 +47,11 @@ class Repeat(Term):
             raise CompositionError(
                 f"repeat makes whole patterns: {self.count} blocks do not divide into patterns of "
                 f"{len(self.parts)}"
+            )
+        if not callable(self.remat):
+            raise CompositionError(
+                f"remat takes a transformation of functions, remat=jax.checkpoint, not "
+                f"{told(self.remat)}"
             )
         self.flow(None)
 
@@ -114,10 +120,7 @@ class Each(Wrapper):
         super().__post_init__()
         for name in self.fixed:
             if name not in self.known:
-                known = ", ".join(sorted(self.known))
-                raise CompositionError(
-                    f"each keeps {name!r} whole for {self.term!r}, which knows {known}"
-                )
+                raise unread(f"each keeps {name!r} whole for", name, self.term, self.known, "knows")
 
     @property
     def known(self) -> frozenset[str]:
@@ -173,8 +176,7 @@ def each(term: Term, axis: int = 0, fixed: str | tuple[str, ...] = ()) -> Term:
     >>> each(pointwise(jnp.square))({}, jnp.arange(3.0))
     Array([0., 1., 4.], dtype=float32)
     """
-    names = (fixed,) if isinstance(fixed, str) else tuple(fixed)
-    return Each(as_term(term, "each"), axis, names)
+    return Each(as_term(term, "each"), axis, as_names(fixed, "fixed of each"))
 
 
 def folded(rng: Array, size: int) -> Array:
@@ -289,8 +291,7 @@ def make_copies(word: str, count: int, term: Term, values: dict[str, Any], joine
     term = as_term(term, word)
     for name in values:
         if name not in term.reads:
-            known = ", ".join(sorted(term.reads)) or "nothing"
-            raise CompositionError(f"{word} gives out {name!r} to {term!r}, which reads {known}")
+            raise unread(f"{word} gives out {name!r} to", name, term, term.reads)
     given_values = tuple(
         (name, plain(np.asarray(value).tolist())) for name, value in values.items()
     )

@@ -20,7 +20,8 @@ import numpy as np
 from jax import Array
 
 from .errors import CompositionError
-from .kinds import Width, mistaken
+from .guards import ARRAYS, check_class
+from .kinds import Width, mistaken, told
 from .parameter import Parameter
 from .records import Entries, Marks, Scores, Weights
 from .run import Context, Name, Run
@@ -45,6 +46,7 @@ class Term(Generic[In, Out]):
     """
 
     word: ClassVar[str] = ""
+    __array_ufunc__: ClassVar[None] = None  # NumPy leaves operators to the term
     parts: tuple[Term, ...]
     labels: tuple[str | None, ...] = ()
     written: tuple[str, int] | None
@@ -52,6 +54,7 @@ class Term(Generic[In, Out]):
     repeats: int = 0
 
     def __new__(cls, *args, **keywords):
+        check_class(cls)
         term = object.__new__(cls)
         object.__setattr__(term, "written", written())
         return term
@@ -63,10 +66,9 @@ class Term(Generic[In, Out]):
                 object.__setattr__(self, field.name, value.item())
             elif isinstance(value, (jax.Array, np.ndarray)):
                 raise CompositionError(
-                    f"{self.name} got an array for {field.name}, and terms hold no arrays: what "
-                    "is learned is a parameter (learned(shape)), any other array is context "
-                    "(read(name))"
+                    f"{self.name} got an array for {field.name}, and terms hold no arrays: {ARRAYS}"
                 )
+        self.layout  # noqa: B018 - names that collide are refused here
 
     # What a term is: its fields.
 
@@ -369,7 +371,7 @@ def as_function(value: Any, word: str, takes: str) -> Any:
     if isinstance(value, Term) and takes == "a plain function":
         raise CompositionError(f"{word} takes {takes}, and {value!r} is a term already")
     if isinstance(value, Term) or not callable(value):
-        raise CompositionError(f"{word} takes {takes}, not {value!r}")
+        raise CompositionError(f"{word} takes {takes}, not {told(value)}")
     return value
 
 
@@ -378,8 +380,10 @@ def as_term(value: Any, where: str) -> Term:
     if isinstance(value, Term):
         return value
     name = getattr(value, "__name__", "")
-    if not callable(value) or not name:
-        fix = f"{value!r} is not a term; terms are built from words such as linear(64)"
+    if hasattr(value, "shape"):
+        fix = f"{told(value)} is not a term: {ARRAYS}"
+    elif not callable(value) or not name:
+        fix = f"{told(value)} is not a term; terms are built from words such as linear(64)"
     elif not getattr(value, "__module__", "").startswith(PACKAGE):
         shown = name if name.isidentifier() else "…"
         fix = (

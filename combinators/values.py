@@ -12,8 +12,10 @@ import jax
 from jax import Array
 
 from .errors import CompositionError
+from .guards import as_name
 from .kinds import Width
 from .parameter import Initializer, Parameter
+from .records import Scores, Weights
 from .run import Context
 from .term import Leaf, as_function, form
 from .written import PACKAGE, Write, documented, reference
@@ -77,13 +79,15 @@ class pointwise(Leaf):
     def flow(self, kind: Any) -> Any:
         """Functions of this package keep the width; another may change it."""
         ours = str(getattr(self.function, "__module__", "")).startswith(PACKAGE)
-        return Width() if isinstance(kind, Width) and not ours else kind
+        if ours or isinstance(kind, (Scores, Weights)):
+            return kind
+        return Width() if isinstance(kind, Width) else None
 
     def apply(self, params: Any, x: Any, context: Context) -> Any:
         match x:
-            case _ if hasattr(x, "score"):
+            case Scores():
                 return x.replace(score=self.function(x.score))
-            case _ if hasattr(x, "weight"):
+            case Weights():
                 return x.replace(weight=self.function(x.weight))
         return self.function(x)
 
@@ -166,6 +170,10 @@ class read(Source):
     """
 
     label: str
+
+    def __post_init__(self):
+        super().__post_init__()
+        as_name(self.label, "read")
 
     @property
     def reads(self) -> frozenset[str]:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from .errors import CompositionError
+from .guards import unread
 from .run import Context, Run
 from .term import Export, Term, as_term, form
 from .written import Write
@@ -75,6 +76,7 @@ class named(Wrapper):
 
     def __post_init__(self):
         as_term(self.term, "named")
+        super().__post_init__()
         if not self.label.isidentifier():
             raise CompositionError(f"named takes a name, not {self.label!r}")
 
@@ -192,8 +194,7 @@ def given(term: Term, **sources: Term) -> Term:
     for name, source in sources.items():
         as_term(source, "given")
         if name not in term.reads:
-            known = ", ".join(sorted(term.reads)) or "nothing"
-            raise CompositionError(f"given passes {name!r} to {term!r}, which reads {known}")
+            raise unread(f"given passes {name!r} to", name, term, term.reads)
     return Given(term, tuple(sources.items()))
 
 
@@ -221,6 +222,7 @@ class precision(Wrapper):
 
     def __post_init__(self):
         as_term(self.term, "precision")
+        super().__post_init__()
         for field in ("compute", "params", "sums"):
             name = getattr(self, field)
             name = name if isinstance(name, str) else jnp.dtype(name).name
