@@ -14,11 +14,12 @@ from jax import Array
 from .errors import CompositionError
 from .guards import as_names
 from .kinds import Width, fits
+from .pairs import check_pairs
 from .parameter import Parameter
 from .project import at_least
 from .records import Marks, Scores
 from .run import Context
-from .term import Leaf, Stage, Term, as_function, form
+from .term import Leaf, Stage, Term, as_function, form, spread
 from .values import Source
 from .written import Write
 
@@ -166,6 +167,9 @@ class bias(Stage):
     def apply(self, params: Any, x: Scores, context: Context) -> Scores:
         if isinstance(self.what, Source):
             check_table(self, self.operands(params, context), x)
+        elif not isinstance(self.what, Term) and not (x.marks and x.marks.in_part):
+            marks: Any = spread(self, x.marks, context)
+            check_pairs(repr(self), self.what, marks)
         return super().apply(params, x, context)
 
 

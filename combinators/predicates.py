@@ -9,6 +9,8 @@ from typing import Any, TypeVar, cast, dataclass_transform
 from jax import Array
 
 from .errors import CompositionError
+from .guards import as_name, as_names
+from .kinds import told
 from .maybe import ANYTHING, Maybe, truth
 from .project import at_least
 from .records import Rows
@@ -60,6 +62,11 @@ class Predicate:
         except (TypeError, AttributeError, LookupError, ValueError):
             return ANYTHING
 
+    @property
+    def leaves(self) -> tuple[Predicate, ...]:
+        """The predicates that it is put together from."""
+        return (self,)
+
     def __and__(self, other: Any) -> Predicate:
         return Both(self, as_predicate(other))
 
@@ -104,6 +111,10 @@ class Pair(Predicate):
     def each_row(self):
         return self.first.each_row + self.second.each_row
 
+    @property
+    def leaves(self):
+        return self.first.leaves + self.second.leaves
+
     def join(self, first: Any, second: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} does not define join")
 
@@ -137,6 +148,10 @@ class Not(Predicate):
     inner: Predicate
 
     @property
+    def leaves(self):
+        return self.inner.leaves
+
+    @property
     def rows(self):
         return self.inner.rows
 
@@ -162,7 +177,11 @@ class Not(Predicate):
 class predicate(Predicate):
     """Any function of the marks of queries and keys as a predicate.
 
-    `rows` names context that has one entry per row, or one for all: `query[name]`, `key[name]`.
+    It answers for each pair: from query.position (T, 1) and key.position (1, S) it gives (T, S), or
+    1 along a side that it does not look at. `names` is context that has one entry per row of
+    queries, of keys or of both, or one for all: `query[name]`, `key[name]`.
+
+    Raises CompositionError, when it runs, for a result that folds a side up.
 
     >>> even = predicate(lambda query, key: key.position % 2 == 0)
     >>> mask(causal & even).predicate.first
@@ -172,6 +191,9 @@ class predicate(Predicate):
     function: Callable[[Rows, Rows], Array]
     names: tuple[str, ...] = ()
     label: str = ""
+
+    def __post_init__(self):
+        object.__setattr__(self, "names", as_names(self.names, "predicate"))
 
     @property
     def rows(self):
@@ -282,6 +304,10 @@ class same(Predicate):
     query_name: str
     key_name: str = ""
 
+    def __post_init__(self):
+        for name in (self.query_name, self.key_name or self.query_name):
+            as_name(name, "same")
+
     @property
     def rows(self):
         return (self.query_name,), (self.key_name or self.query_name,)
@@ -298,9 +324,9 @@ class same(Predicate):
 class valid(Predicate):
     """The first n keys, n in the context: `valid("lengths")` keeps padding out.
 
-    The name holds one number, or one for each row of keys; an attention mask of 1 and 0 is none.
+    The name holds one number; an attention mask of 1 and 0 is none, its `mask.sum(-1)` is.
 
-    Raises CompositionError for booleans.
+    Raises CompositionError for booleans, and for one entry per row.
 
     >>> query, keys = Rows(0, 0), Rows(jnp.arange(4), jnp.arange(4), {"lengths": 3})
     >>> valid("lengths")(query, keys).astype(int)
@@ -308,6 +334,9 @@ class valid(Predicate):
     """
 
     name: str
+
+    def __post_init__(self):
+        as_name(self.name, "valid")
 
     @property
     def rows(self):
@@ -319,6 +348,13 @@ class valid(Predicate):
             raise CompositionError(
                 f"{self!r} keeps the first n keys, and {self.name} is boolean: pass numbers, for "
                 "an attention mask mask.sum(-1)"
+            )
+        if getattr(length, "size", 1) > 1:
+            raise CompositionError(
+                f"{self!r} keeps the first n keys, and {self.name} has an entry for each of "
+                f"{length.size} rows: pass one number, for an attention mask of 1 and 0 that ends "
+                f"in its 0 {self.name}.sum(-1); same({self.name!r}) keeps rows of 1 and 0 apart "
+                "wherever they stand"
             )
         return key.index < length
 
@@ -356,7 +392,7 @@ def as_predicate(what: Any) -> Predicate:
     if callable(what) and not hasattr(what, "wire"):
         return predicate(cast(Any, what))
     kind = getattr(what, "dtype", None)
-    shown = f"an array of {kind}" if kind is not None else repr(what)
+    shown = f"an array of {kind}" if kind is not None else told(what)
     raise CompositionError(
         f"a mask is a predicate such as causal, a boolean function of marks, or read(name), "
         f"True = may attend; not {shown}"

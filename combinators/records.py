@@ -7,6 +7,7 @@ That is what lets the five words be written point-free.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Self, TypeVar, cast, dataclass_transform
 
 import jax
@@ -80,7 +81,7 @@ class Rows:
 
     position: Any
     index: Any
-    facts: dict[str, Array] = dataclasses.field(default_factory=dict)
+    facts: Mapping[str, Array | None] = dataclasses.field(default_factory=dict)
     span: Range | Slice | None = None
 
     def __getitem__(self, name: str) -> Array:
@@ -89,22 +90,39 @@ class Rows:
                 f"marks hold {name!r} where a stage asks for it by name: "
                 f"bias(fn, rows=({name!r},)), predicate(fn, ({name!r},))"
             )
-        return self.facts[name]
+        found = self.facts[name]
+        if found is None:
+            raise ContextError(
+                f"{name} has one entry for each row of the other side of the table, and none for "
+                f"these {jnp.size(self.index)}: name the rows of each side, such as "
+                f"same({name!r}, 'memory_{name}')"
+            )
+        return found
 
     @property
     def length(self) -> int:
         return len(self.index) if isinstance(self.index, Array) else self.index.length
 
-    def read(self, names: tuple[str, ...], context: dict[str, Any], side: str) -> Rows:
-        """These rows with the named facts from the context: one per row, or one for all."""
-        facts = dict(self.facts)
+    def read(
+        self, names: tuple[str, ...], context: dict[str, Any], side: str, other: tuple[str, ...]
+    ) -> Rows:
+        """These rows with the named facts from the context: one per row, or one for all.
+
+        A fact that the other side asks for as well may be of that side alone: it is None here.
+        """
+        facts: dict[str, Any] = dict(self.facts)
         for name in names:
             if name in facts:  # rows that were kept have theirs with them
                 continue
             value = jnp.asarray(context[name])
-            if isinstance(self.index, Slice) and value.shape[:1] not in ((), (1,)):
+            count = value.shape[0] if value.ndim else 1
+            part = isinstance(self.index, Slice) and count != 1
+            if part and count >= self.length:
                 value = self.index.take(value, 0)
-            if value.ndim and value.shape[0] not in (1, self.length):
+            elif count not in (1, self.length):
+                if name in other:
+                    facts[name] = None
+                    continue
                 raise ContextError(
                     f"{name} needs one entry for each of the {self.length} {side} rows, "
                     f"or one for all; it has shape {value.shape}"
@@ -116,6 +134,8 @@ class Rows:
         """The same rows with every per-row fact laid along `axis` of a (T, S) table."""
 
         def lay(value):
+            if value is None:
+                return None
             value = numbers(value)
             return jnp.expand_dims(value, 1 - axis) if value.ndim == 1 else value
 
@@ -140,7 +160,14 @@ class Marks:
     key: Rows
 
     def read(self, query: tuple[str, ...], key: tuple[str, ...], context: dict[str, Any]) -> Marks:
-        return Marks(self.query.read(query, context, "query"), self.key.read(key, context, "key"))
+        read = Marks(
+            self.query.read(query, context, "query", key),
+            self.key.read(key, context, "key", query),
+        )
+        for name in query:
+            if read.query.facts[name] is None and read.key.facts.get(name) is None:
+                self.query.read((name,), context, "query", ())  # it fits neither side
+        return read
 
     @property
     def in_part(self) -> bool:

@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast, dataclass_transform
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -343,7 +344,18 @@ class Stage(Leaf[Scores, Scores]):
 
     def apply(self, params: Mapping[str, Array], x: Scores, context: Context) -> Scores:
         marks = spread(self, x.marks, context)
-        return x.replace(score=self.tile(self.operands(params, context), x.score, marks))
+        score = self.tile(self.operands(params, context), x.score, marks)
+        return x.replace(score=of_pairs(self, score, x.score))
+
+
+def of_pairs(term: Any, table: Any, before: Array) -> Any:
+    """A table in place of another: one number for each pair of a query and a key, as before."""
+    if jnp.shape(table) != before.shape:
+        raise CompositionError(
+            f"{term!r} gives one number for each pair of a query and a key, {before.shape}, and "
+            f"here it gives {jnp.shape(table)}"
+        )
+    return table
 
 
 def spread(term: Any, marks: Marks | None, context: Context) -> Marks | None:

@@ -17,7 +17,7 @@ from .kinds import Width
 from .parameter import Initializer, Parameter
 from .records import Scores, Weights
 from .run import Context
-from .term import Leaf, as_function, form
+from .term import Leaf, as_function, form, of_pairs
 from .written import PACKAGE, Write, documented, reference
 
 __all__ = ["constant", "identity", "learned", "lift", "pointwise", "read"]
@@ -86,9 +86,9 @@ class pointwise(Leaf):
     def apply(self, params: Any, x: Any, context: Context) -> Any:
         match x:
             case Scores():
-                return x.replace(score=self.function(x.score))
+                return x.replace(score=of_pairs(self, self.function(x.score), x.score))
             case Weights():
-                return x.replace(weight=self.function(x.weight))
+                return x.replace(weight=of_pairs(self, self.function(x.weight), x.weight))
         return self.function(x)
 
 
