@@ -11,6 +11,7 @@ from .arithmetic import add, multiply, subtract
 from .bias import Bias, alibi, alibi_slopes, bias, relative, softcap, t5_buckets, temperature
 from .choose import materialized, streamed
 from .compose import compose, fanout, join, parallel, pick
+from .context import Context
 from .declare import axes
 from .describe import Description, describe
 from .embed import embed, half_split, interleaved, position_embed, rotary, sinusoidal, tied
@@ -84,6 +85,6 @@ __all__ = [
     # looking at terms and parameters
     "describe", "Description", "observe", "axes", "stack", "unstack",
     # what terms are made of, and what flows
-    "Term", "Leaf", "Stage", "Parameter", "Entries", "Scores", "Weights", "Marks", "Rows", "Range",
-    "TermError", "CompositionError", "ContextError", "ParameterError",
+    "Term", "Leaf", "Stage", "Parameter", "Context", "Entries", "Scores", "Weights", "Marks",
+    "Rows", "Range", "TermError", "CompositionError", "ContextError", "ParameterError",
 ]  # fmt: skip

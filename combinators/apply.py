@@ -21,7 +21,7 @@ from .term import MISSING, Leaf, Term
 __all__ = ["Apply", "call"]
 
 
-def call(term: Term, params: Any, x: Any, context: Context, execution: Any) -> Any:
+def call(term: Term, params: Any, x: Any, names: Mapping[str, Any], execution: Any) -> Any:
     """`term(params, x, **context)`: check that everything fits, then run."""
     if not isinstance(params, Mapping) or x is MISSING:
         got = "nothing" if params is MISSING else "None" if params is None else show(params)
@@ -29,8 +29,8 @@ def call(term: Term, params: Any, x: Any, context: Context, execution: Any) -> A
             f"a term takes its parameters first and then its input, term(params, x), with "
             f"params a dict as term.init(rng, x) makes it; {term.name} got {got} first"
         )
-    x, context = jax.tree.map(from_numpy, (x, context))
-    context = {name: value for name, value in context.items() if value is not None}
+    names = {name: value for name, value in names.items() if value is not None}
+    x, context = jax.tree.map(from_numpy, (x, Context(names)))
     declared, _ = declare(term, x, context)
     with placing(term, x):
         run = execution(params, fit(term, declared, params))
@@ -135,4 +135,4 @@ def layer_context(context: Context, layer: Any) -> Context:
     """The context of one layer: randomness differs from layer to layer."""
     if "rng" not in context:
         return context
-    return {**context, "rng": jax.random.fold_in(context["rng"], layer)}
+    return context | {"rng": jax.random.fold_in(context["rng"], layer)}

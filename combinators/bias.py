@@ -215,9 +215,9 @@ class Alibi(Bias):
         return "alibi"
 
     def operands(self, params: Any, context: Context) -> Array:
-        if "head" not in context:
+        head = context.scope.head
+        if head is None:
             raise CompositionError("alibi gives each head a slope: use it inside heads(n, …)")
-        head = context["head"]
         return jnp.asarray(alibi_slopes(head.count))[head.index]
 
     def tile(self, operands: Array, marks: Marks) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -17,7 +17,7 @@ from .records import Range
 from .run import Context
 from .term import Term
 
-__all__ = ["check_context", "check_input", "check_key", "fit", "is_key"]
+__all__ = ["check_context", "check_input", "check_key", "check_names", "fit", "is_key"]
 
 OPTIONAL = frozenset({"rng", "positions"})
 """Context that every term takes and none needs: a key for dropout, and where the rows stand."""
@@ -63,6 +63,15 @@ def check_context(term: Term, context: Context) -> None:
         raise ContextError(
             "positions has one integer per row of x, and here it is a single number; jax.vmap maps "
             "every keyword over its first axis: each(term, fixed=('positions',)) keeps one whole"
+        )
+
+
+def check_names(term: Term, taken: Collection[str], where: str) -> None:
+    """No stage reads a name that a function, called `where`, takes for itself."""
+    for name in sorted(term.reads & {*taken}):
+        raise ContextError(
+            f"{where} takes {name} for itself, and {brief(repr(reader(term, name)))} reads it from "
+            "the context: give what is read another name"
         )
 
 

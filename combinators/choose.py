@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from .apply import Apply
+from .context import Execution
 from .errors import CompositionError
 from .fused import by_kernel
 from .gather import Captured, answer, planned
@@ -45,15 +46,6 @@ MOST = 2**20
 """Of smaller blocks than the first at most so many are considered."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Execution:
-    """What the forms around a lookup say of how it runs: a pin, and how many run side by side."""
-
-    pin: str = ""
-    block: tuple[int, int] | None = None
-    copies: int = 1
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Decision:
     """How a lookup runs: with a grid as a stream, without one on one table; and why."""
@@ -71,7 +63,7 @@ class Decision:
 
 def decide(form: Any, lookup: Lookup, x: Any, context: Context) -> Decision:
     """How a lookup is to run on its entries."""
-    execution: Execution = context.get("execution", Execution())
+    execution = context.scope.execution
     table = len(x.query) * len(x.key)
     if not execution.copies * table:
         return Decision("there is nothing to stream")
@@ -161,11 +153,8 @@ class Choose(Apply):
 
 def inside_copies(context: Context, size: int) -> Context:
     """The context inside so many copies."""
-    execution = context.get("execution", Execution())
-    return {
-        **context,
-        "execution": dataclasses.replace(execution, copies=execution.copies * size),
-    }
+    execution = context.scope.execution
+    return context.within(execution=dataclasses.replace(execution, copies=execution.copies * size))
 
 
 # Pins
@@ -181,9 +170,8 @@ class Pin(Wrapper):
         raise NotImplementedError
 
     def wire(self, run: Run, x: Any, context: Context) -> Any:
-        execution = context.get("execution", Execution())
-        execution = dataclasses.replace(execution, **self.changes())
-        return run.part(self, 0, x, {**context, "execution": execution})
+        execution = dataclasses.replace(context.scope.execution, **self.changes())
+        return run.part(self, 0, x, context.within(execution=execution))
 
 
 @form

@@ -95,7 +95,7 @@ class Compose(Term):
             else:
                 x = step(segment, x)
                 if self.parts[segment].constant:  # x ends here, and what is known of its rows
-                    context = {k: v for k, v in context.items() if k != "positions"}
+                    context = context.without("positions")
         return x
 
 
@@ -304,7 +304,7 @@ class pick(Leaf):
     index: int
 
     def flow(self, kind: Any) -> Any:
-        return None if kind is None else self.apply({}, kind, {})
+        return None if kind is None else self.apply({}, kind, Context())
 
     def apply(self, params: Any, x: Any, context: Context) -> Any:
         if not isinstance(x, tuple):

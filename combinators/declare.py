@@ -30,7 +30,7 @@ class Declare(Run):
     """Run a term on abstract values and keep what its leaves declare."""
 
     def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
-        policy = context.get("precision")
+        policy = context.scope.precision
         float_type = (policy and policy.params) or jnp.result_type(float)
         with blaming(term):
             declared = parameters_of(term, x)
@@ -147,12 +147,12 @@ def parameters_of(term: Leaf, x: Any) -> dict[str, Any]:
 
 def compute(term: Leaf, params: Mapping[str, Array], x: Any, context: Context, path) -> Any:
     """A leaf's equation, in the precision of the context and with a key of the leaf's own."""
-    policy = context.get("precision")
+    policy = context.scope.precision
     if policy and policy.compute:
         params = policy.cast(params)
     if term.random and "rng" in context:
         address = zlib.crc32("/".join(path).encode())
-        context = {**context, "rng": jax.random.fold_in(context["rng"], address)}
+        context = context | {"rng": jax.random.fold_in(context["rng"], address)}
     with blaming(term):
         return term.apply(params, x, context)
 
@@ -188,10 +188,11 @@ def declare_cached(term: Term, leaves: tuple, tree: Any, float_type: Any) -> tup
     return {**run.outputs, **{label: declared for label, (_, declared) in run.root.items()}}, y
 
 
-def declare(term: Term, x: Any, context: Context) -> tuple[dict[str, Any], Any]:
+def declare(term: Term, x: Any, names: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
     """What a term learns when x goes in, and the abstract value that comes out."""
     check_input(x)
     check_hashable(term)
+    context = Context(dict(names))
     leaves, tree = jax.tree.flatten(spec((x, context)))
     with placing(term, x):
         check_context(term, context)
@@ -209,7 +210,7 @@ def placing(term: Term, x: Any) -> Iterator[None]:
         raise error.placed(headline, [Line(repr(term), where)]) from error.__cause__
 
 
-def axes(term: Term, x: Any, **context: Any) -> dict[str, Any]:
+def axes(term: Term, x: Any, /, **context: Any) -> dict[str, Any]:
     """The logical names of every parameter's axes, in the tree of `term.init`.
 
     One source for sharding rules, weight-decay masks and per-layer optimisers: layers, heads,

@@ -145,15 +145,12 @@ def head_line(term: Term, path: tuple[str, ...]) -> str:
 
 def flops(term: Leaf, declared: Mapping[str, Any], x: Any, context: Context) -> float:
     """The FLOPs of one run of a leaf, as XLA counts them before it optimises."""
-    fixed = ("precision", "execution")
-    policy = {name: value for name, value in context.items() if name in fixed}
-    arrays = {name: value for name, value in context.items() if name not in fixed}
 
-    def run(params, x, arrays):
-        return compute(term, params, x, {**arrays, **policy}, ())
+    def run(params, x, context):
+        return compute(term, params, x, context, ())
 
     params = over(declared, lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype))
-    analysis = jax.jit(run).lower(params, spec(x), spec(arrays)).cost_analysis() or {}
+    analysis = jax.jit(run).lower(params, spec(x), spec(context)).cost_analysis() or {}
     return analysis.get("flops", 0.0)
 
 
@@ -253,7 +250,7 @@ class Description:
         return f"<table>{line(HEADER, 'th')}{body}{total}</table>"
 
 
-def describe(term: Term, x: Any, **context: Any) -> Description:
+def describe(term: Term, x: Any, /, **names: Any) -> Description:
     """The table of a term on an input: for every stage, in the order in which they run, what it
     gives, its parameters, its FLOPs, the bytes of what it gives (all copies, layers and rows
     together), and for every lookup what runs. x and the context may be abstract.
@@ -267,9 +264,9 @@ def describe(term: Term, x: Any, **context: Any) -> Description:
     linear(3)  (2, 3)      12    48    24
     total                  16    82    56
     """
-    declared, y = declare(as_term(term, "describe"), x, context)
+    declared, y = declare(as_term(term, "describe"), x, names)
     run = Describe({})
-    jax.eval_shape(lambda x, context: term.wire(run, x, context), spec(x), spec(context))
+    jax.eval_shape(lambda x, context: term.wire(run, x, context), spec(x), spec(Context(names)))
     if term.exports is None and not any(row.depth == 0 for row in run.rows):
         run.rows.insert(0, Row((), head_line(term, ()), gives(y)))
     return Description(tuple(counted(run.rows, declared)))

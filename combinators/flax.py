@@ -215,10 +215,10 @@ class Network(nnx.Module):
     ((2, 3), (4, 3))
     """
 
-    def __init__(self, term: Term, x: Any, *, rngs: nnx.Rngs, **context: Any):
+    def __init__(self, term: Term, x: Any, /, *, rngs: nnx.Rngs, **context: Any):
         self.term = as_term(term, "Network")
         self.params = nnx.data(jax.tree.map(nnx.Param, term.init(rngs.params(), x, **context)))
 
-    def __call__(self, x: Any, **context: Any) -> Any:
+    def __call__(self, x: Any, /, **context: Any) -> Any:
         params = nnx.to_pure_dict(nnx.state(self, nnx.Param)).get("params", {})
         return self.term(params, x, **context)

@@ -16,6 +16,7 @@ from jax import Array
 from jax.core import Tracer
 
 from .apply import Apply
+from .context import Execution
 from .errors import CompositionError
 from .grid import Grid, Layout, Place, Side
 from .mask import mask
@@ -178,7 +179,7 @@ class Tiles:
         root, self.of_root = ({label: tree[label] for label in labels} for tree in run.root)
         self.declared = restricted(run.declared, used)
         self.path, self.aliases = run.path, run.aliases
-        context = {name: context[name] for name in names_read(used) if name in context}
+        context = context.only(names_read(used)).within(execution=Execution())
 
         if not grid.known:
             operands.add(grid.plan, Side.WHOLE)
@@ -256,7 +257,7 @@ def hashed(declared: Any) -> Any:
 
 def names_read(steps: Sequence[Step]) -> frozenset[str]:
     """The context that steps read, or that every term may."""
-    return frozenset({"rng", "head", "precision"}).union(*(step.stage.reads for step in steps))
+    return frozenset({"rng"}).union(*(step.stage.reads for step in steps))
 
 
 def answer(stream: Streamed, run: Apply, x: Entries, context: Context, grid: Grid) -> Array:

@@ -125,10 +125,10 @@ def answerable(lookup: Lookup, memory: Memory, positions: Array) -> Any:
         ),
     ]
     if round_and_round:
-        slack = rows - (back or 0)
+        rewind = rows - (back or 0)
         conditions.append((
-            (reach - first <= slack) | (reach <= rows),
-            lambda: f"{reach - first} positions back is more than the slack of {slack} for which "
+            (reach - first <= rewind) | (reach <= rows),
+            lambda: f"{reach - first} positions back is more than the {rewind} for which "
             f"{named(lookup)!r} keeps rows",
         ))  # fmt: skip
     if ahead:

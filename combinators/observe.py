@@ -41,7 +41,7 @@ class Observed:
 
     term: Term
 
-    def __call__(self, params: Mapping[str, Any], x: Any, **context: Any) -> tuple[Any, dict]:
+    def __call__(self, params: Mapping[str, Any], x: Any, /, **context: Any) -> tuple[Any, dict]:
         y, kept = call(self.term, params, x, context, Observe)
         return y, dict(flat(kept, ()))
 

@@ -37,9 +37,10 @@ def check_pairs(what: str, function: Callable[[Any, Any], Any], marks: Marks) ->
         folded = any(size == 1 != n and looked for size, n, looked in pairs)
     if folded:
         raise CompositionError(
-            f"{what} answers for each pair of a query and a key: query.position is {(table[0], 1)}, "
-            f"key.position {(1, table[1])} and the result {table}, or 1 along a side that it does "
-            f"not look at; this one is {shape}: keep both axes, fold none by any, all or an index"
+            f"{what} answers for each pair of a query and a key: query.position is "
+            f"{(table[0], 1)}, key.position {(1, table[1])} and the result {table}, or 1 along a "
+            f"side that it does not look at; this one is {shape}: keep both axes, fold none by "
+            "any, all or an index"
         )
 
 

@@ -109,7 +109,7 @@ class Project(Term):
             )
         marks = Marks(
             *(
-                rows_at({} if part.constant else context, len(rows))
+                rows_at(Context() if part.constant else context, len(rows))
                 for part, rows in ((self.query, query), (self.key, key))
             )
         )
@@ -191,7 +191,7 @@ class slots(Leaf):
     def apply(self, params: Mapping[str, Array], x: Any, context: Context) -> Entries:
         query = x.query if isinstance(x, Entries) else x
         one_sequence("slots", query)
-        marks = Marks(rows_at(context, len(query)), rows_at({}, self.count))
+        marks = Marks(rows_at(context, len(query)), rows_at(Context(), self.count))
         key, value = (params[name].astype(query.dtype) for name in ("key", "value"))
         return Entries(query, key, value, marks)
 

@@ -104,7 +104,7 @@ class Rows:
         return len(self.index) if isinstance(self.index, Array) else self.index.length
 
     def read(
-        self, names: tuple[str, ...], context: dict[str, Any], side: str, other: tuple[str, ...]
+        self, names: tuple[str, ...], context: Mapping[str, Any], side: str, other: tuple[str, ...]
     ) -> Rows:
         """These rows with the named facts from the context: one per row, or one for all.
 
@@ -159,7 +159,9 @@ class Marks:
     query: Rows
     key: Rows
 
-    def read(self, query: tuple[str, ...], key: tuple[str, ...], context: dict[str, Any]) -> Marks:
+    def read(
+        self, query: tuple[str, ...], key: tuple[str, ...], context: Mapping[str, Any]
+    ) -> Marks:
         read = Marks(
             self.query.read(query, context, "query", key),
             self.key.read(key, context, "key", query),

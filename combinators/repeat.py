@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -186,15 +185,6 @@ def folded(rng: Array, size: int) -> Array:
 # n copies
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Head:
-    """Which of how many copies a term is, counted through all the copies around it."""
-
-    index: Array
-    count: int = dataclasses.field(metadata={"static": True})
-
-
 @form
 class Copies(Term):
     """See `copies` and `heads`."""
@@ -241,10 +231,7 @@ class Copies(Term):
         return Width(width and width * self.count)
 
     def wire(self, run: Run, x: Any, context: Context) -> Any:
-        outer = context.get("head", Head(jnp.zeros((), jnp.int32), 1))
-        index = outer.index * self.count + jnp.arange(self.count, dtype=jnp.int32)
-        given: Context = {name: jnp.asarray(values) for name, values in self.given_values}
-        given["head"] = Head(index, outer.count * self.count)
+        given = {name: jnp.asarray(values) for name, values in self.given_values}
         if "rng" in context:
             given["rng"] = folded(context["rng"], self.count)
         y = run.mapped(self, x, context, self.count, None, given, "heads")
@@ -254,7 +241,7 @@ class Copies(Term):
         return last.reshape(*last.shape[:-2], last.shape[-2] * last.shape[-1])
 
 
-def copies(count: int, term: Term, **values: Any) -> Term:
+def copies(count: int, term: Term, /, **values: Any) -> Term:
     """`copies(n, f)` is f n times side by side, with parameters of their own: x -> (n, …).
 
     Parameters are stacked on the axis before the last. A keyword value with n entries is given
@@ -269,7 +256,7 @@ def copies(count: int, term: Term, **values: Any) -> Term:
     return make_copies("copies", count, term, values, joined=False)
 
 
-def heads(count: int, term: Term, **values: Any) -> Term:
+def heads(count: int, term: Term, /, **values: Any) -> Term:
     """`heads(n, f)` is n copies of f, joined on the last axis: x -> (T, n · e).
 
     Every copy learns for itself, except for what is `shared(…, across="heads")`; each knows which

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from .context import Context, Head
+
 if TYPE_CHECKING:
     from .lookup import Lookup
     from .term import Leaf, Term
 
 __all__ = ["Context", "Name", "Run", "put", "select"]
 
-Context = dict[str, Any]
 Name = str | Mapping[str, str]
 """Where a part's parameters lie in its form's: under a name, under several names of the form
 (a composition inside another form gives its stages' parameters to that form), or, for "", all."""
@@ -60,7 +61,7 @@ class Run:
 
     def mapped(
         self, form: Term, x: Any, context: Context, size: int, axis: int | None,
-        given: Context, copies: str | None,
+        given: Mapping[str, Any], copies: str | None,
     ) -> Any:  # fmt: skip
         """Run a form's one part `size` times side by side; results are stacked on axis 0.
 
@@ -69,16 +70,17 @@ class Run:
         """
         inner = self.enter(form.names[0])
         arguments, axes, resume = inner.copies(copies)
+        head = Head.of(size, context.scope.head) if copies else context.scope.head
 
-        def one(arguments, x, given):
+        def one(arguments, x, given, head):
             run = resume(arguments)
-            y = form.parts[0].wire(run, x, {**context, **given})
+            y = form.parts[0].wire(run, x, (context | given).within(head=head))
             return y, run.kept()
 
+        mapped = (axes, axis, 0, 0 if copies else None)
         if copies:
-            inner.look(one, (arguments, x, given), (axes, axis, 0))
-        mapped = jax.vmap(one, in_axes=(axes, axis, 0), axis_size=size)
-        y, kept = mapped(arguments, x, given)
+            inner.look(one, (arguments, x, given, head), mapped)
+        y, kept = jax.vmap(one, mapped, axis_size=size)(arguments, x, given, head)
         self.outputs = put(self.outputs, form.names[0], inner.regain(kept, copies, size))
         return y
 

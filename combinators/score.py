@@ -244,7 +244,7 @@ class score(Leaf):
     def tile(self, operands: Any, query: Array, key: Array) -> Array:
         """One tile of scores, (t, d) and (s, d) -> (t, s), in at least float32."""
         if isinstance(self.function, Leaf):
-            score = self.function.apply(operands, (query, key), {})
+            score = self.function.apply(operands, (query, key), Context())
         else:
             score = self.function(query, key, **dict(self.options))
         if score.shape != (len(query), len(key)):

@@ -38,9 +38,9 @@ class Plan(NamedTuple):
     """What `start` was asked for."""
 
     capacity: int
-    slack: int
+    rewind: int
     dtype: Any
-    alone: int | None
+    one_by_one: int | None
 
 
 class Starting(Apply):
@@ -80,7 +80,7 @@ class Starting(Apply):
     def part(self, form: Term, index: int, x: Any, context: Context) -> Any:
         part = form.parts[index]
         if isinstance(form, Given) and index == 0:
-            context = {**context, "inside": frozenset(dict(form.sources))}
+            context = context.within(made_inside=frozenset(dict(form.sources)))
         if isinstance(form, Project) and index > 0 and part.constant and part.reads:
             return self.once(form, index, x, context)
         y = super().part(form, index, x, context)
@@ -93,7 +93,7 @@ class Starting(Apply):
 
     def once(self, form: Term, index: int, x: Any, context: Context) -> Any:
         """Keys or values that are read from the context: computed at the start, and kept."""
-        if names := form.parts[index].reads & context.get("inside", frozenset()):
+        if names := form.parts[index].reads & context.scope.made_inside:
             raise CompositionError(
                 f"{' and '.join(sorted(names))} is made inside the term from the rows of each "
                 "chunk; a term that runs step by step reads its keys from outside"
@@ -149,10 +149,10 @@ class Starting(Apply):
     def room(self, lookup: Lookup, chunk: Any) -> Memory:
         """A new memory of as many rows as the lookup sees back, if less than the capacity."""
         back, ahead = sight(lookup)
-        if ahead and not pauses(lookup, self.plan.capacity, self.plan.alone):
+        if ahead and not pauses(lookup, self.plan.capacity, self.plan.one_by_one):
             raise CompositionError(looks_ahead(lookup))
         rows = self.plan.capacity
-        rows = rows if back is None else min(rows, back + self.plan.slack)
+        rows = rows if back is None else min(rows, back + self.plan.rewind)
         return blank(rows, floats_as(self.plan.dtype, chunk))
 
     def sound(self, holds: Callable[[], Any], y: Any) -> Any:

@@ -19,11 +19,11 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from .apply import call
+from .check import check_names
 from .errors import CompositionError, ContextError, ParameterError
 from .kinds import show, spec
 from .project import Project, at_least
 from .repeat import Each
-from .run import Context
 from .stepping import Plan, Starting, Stepping
 from .term import Term, as_term
 from .wrap import Wrapper
@@ -38,14 +38,13 @@ class Starter:
     """`stepwise(term).start`, which equals, and hashes like, that of an equal term."""
 
     term: Term
+    rewind: int = 0
+    dtype: Any = None
+    one_by_one: int | None = None
 
-    def __call__(
-        self, params: Any, x: Any, capacity: int, *, slack: int = 0, dtype: Any = None,
-        alone: int | None = None, **context: Any,
-    ) -> State:  # fmt: skip
+    def __call__(self, params: Any, x: Any, /, capacity: int, **context: Any) -> State:
         at_least(1, "start", capacity=capacity)
-        at_least(0, "start", slack=slack)
-        plan = Plan(capacity, slack, None if dtype is None else jnp.dtype(dtype), alone)
+        plan = Plan(capacity, self.rewind, self.dtype, self.one_by_one)
         context = {name: value for name, value in context.items() if name != "rng"}
         x = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), spec(x))
         # An array of shape (0, …) takes no room and remembers a shape and a type.
@@ -58,16 +57,16 @@ class Starter:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def started(term: Term, plan: Plan, params: Any, x: Any, context: Context) -> Any:
+def started(term: Term, plan: Plan, params: Any, x: Any, context: dict[str, Any]) -> Any:
     """What is kept after no chunk at all: memories that hold nothing, and what was read."""
     context = {"positions": counted(term, x, 0), **context}
     _, outputs = call(term, params, x, context, Starting.of(plan=plan))
 
-    def emptied(path: Any, leaf: Array) -> Array:
-        above, name = (entry.key for entry in path[-2:])
-        return leaf if name == "read" and above != "facts" else jnp.zeros_like(leaf)
-
-    return jax.tree_util.tree_map_with_path(emptied, outputs)
+    # Keys and values that were read stay; what the example chunk left in a cache goes. Under a name
+    # that a user may choose stands a dict, so an array called length tells a cache.
+    is_cache = lambda node: isinstance(node, dict) and isinstance(node.get("length"), Array)  # noqa: E731
+    empty = lambda node: jax.tree.map(jnp.zeros_like, node) if is_cache(node) else node  # noqa: E731
+    return jax.tree.map(empty, outputs, is_leaf=is_cache)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +76,7 @@ class Stepper:
     term: Term
 
     def __call__(
-        self, params: Any, state: State, x: Any, *, positions: ArrayLike | None = None,
+        self, params: Any, state: State, x: Any, /, *, positions: ArrayLike | None = None,
         **context: Any,
     ) -> tuple[State, Any]:  # fmt: skip
         if not isinstance(state, Mapping) or "given" not in state:
@@ -141,10 +140,13 @@ class Stepwise(NamedTuple):
         raise CompositionError("stepwise gives two functions: start, step = stepwise(term)")
 
 
-def stepwise(term: Term) -> Stepwise:
+def stepwise(
+    term: Term, *, rewind: int = 0, dtype: Any = None, one_by_one: int | None = None
+) -> Stepwise:
     """A term that looks only backwards, as a pair of pure functions whose steps are the whole:
 
-        state    = start(params, x, capacity, slack=0, dtype=None, alone=None, **context)
+        start, step = stepwise(term, rewind=0, dtype=None, one_by_one=None)
+        state    = start(params, x, capacity, **context)
         state, y = step(params, state, x, positions=None, **context)
 
     `start` takes an example of one chunk, abstract if you like, and gives a state that holds
@@ -154,15 +156,16 @@ def stepwise(term: Term) -> Stepwise:
 
     State is a plain tree of arrays: for every lookup that asks the sequence its keys, values and
     facts, `capacity` rows of them or, where the masks say how far it sees back, just so many and
-    `slack` more: such a window goes on past the capacity. State may be jitted, donated, saved,
+    `rewind` more: such a window goes on past the capacity. State may be jitted, donated, saved,
     forked. `positions` is one per row, or the first one alone; rows follow each other from 0, and
     go on where the last step ended if not given. To go back, pass an earlier one: any where all
-    rows are kept, up to `slack` back in a window. `dtype` is the type in which keys and values are
-    kept. Rows from position `alone` on are to come one by one, so a query that waits for one of
+    rows are kept, up to `rewind` back in a window. `dtype` is the type in which keys and values are
+    kept. Rows from position `one_by_one` on come one by one, so a query that waits for one of
     them is refused at once. A batch is `each`, or `jax.vmap` of both functions; its rows may stand
     at different positions.
 
-    Raises CompositionError for a term that looks ahead, and for a step past the capacity where all
+    Raises ContextError for a term that reads `capacity`, which start takes for itself;
+    CompositionError for a term that looks ahead, and for a step past the capacity where all
     rows are kept, after a gap, or too far back. Where positions are traced nothing can be raised:
     the step gives NaN.
 
@@ -176,5 +179,7 @@ def stepwise(term: Term) -> Stepwise:
     >>> bool(jnp.allclose(jnp.concatenate([y, z]), head(params, x), atol=1e-6))
     True
     """
-    term = as_term(term, "stepwise")
-    return Stepwise(Starter(term), Stepper(term))
+    check_names(as_term(term, "stepwise"), ("capacity",), "stepwise")
+    at_least(0, "stepwise", rewind=rewind)
+    kind = None if dtype is None else jnp.dtype(dtype)
+    return Stepwise(Starter(term, rewind, kind, one_by_one), Stepper(term))

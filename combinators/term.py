@@ -143,7 +143,9 @@ class Term(Generic[In, Out]):
 
         return Init(self)
 
-    def __call__(self, params: Mapping[str, Any] = MISSING, x: In = MISSING, **context: Any) -> Out:
+    def __call__(
+        self, params: Mapping[str, Any] = MISSING, x: In = MISSING, /, **context: Any
+    ) -> Out:
         """Run the term: pure, so it goes into jit, vmap, grad and the rest as it is."""
         from .apply import call
         from .choose import Choose

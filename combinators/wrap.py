@@ -176,10 +176,10 @@ class Given(Term):
         values = {
             name: run.part(self, i, x, context) for i, (name, _) in enumerate(self.sources, 1)
         }
-        return run.part(self, 0, x, {**context, **values})
+        return run.part(self, 0, x, context | values)
 
 
-def given(term: Term, **sources: Term) -> Term:
+def given(term: Term, /, **sources: Term) -> Term:
     """`given(f, x=g)` runs g on the same input and passes what it gives to f as context x.
 
     An encoder-decoder (Vaswani et al. 2017) is
@@ -244,7 +244,7 @@ class precision(Wrapper):
         return jax.tree.map(one, tree)
 
     def wire(self, run: Run, x: Any, context: Context) -> Any:
-        outer = context.get("precision")
+        outer = context.scope.precision
         policy = self if outer is None else dataclasses.replace(
             self,
             compute=self.compute or outer.compute,
@@ -252,11 +252,11 @@ class precision(Wrapper):
             sums=self.sums or outer.sums,
         )  # fmt: skip
         x = policy.cast(x) if policy.compute else x
-        return run.part(self, 0, x, {**context, "precision": policy})
+        return run.part(self, 0, x, context.within(precision=policy))
 
 
 def sums(x: Array, context: Context) -> Any:
     """The type in which sums over x run: at least float32, or what `precision` asks for."""
-    policy = context.get("precision")
+    policy = context.scope.precision
     wanted = policy.sums if policy and policy.sums else jnp.float32
     return jnp.promote_types(jnp.promote_types(x.dtype, wanted), jnp.float32)

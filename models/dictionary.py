@@ -18,6 +18,7 @@ from jax import Array
 
 from ..combinators import (
     CompositionError,
+    Context,
     Entries,
     Leaf,
     Parameter,
@@ -115,5 +116,5 @@ class keys(Leaf):
         shape = (len(x.value), x.query.shape[-1])
         return {"key": Parameter(shape, fan_out, ("slots", "in"))}
 
-    def apply(self, params: Mapping[str, Array], x: Entries, context: dict[str, Any]) -> Entries:
+    def apply(self, params: Mapping[str, Array], x: Entries, context: Context) -> Entries:
         return x.replace(key=params["key"])

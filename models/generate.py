@@ -130,9 +130,9 @@ def begin(
 ) -> tuple[Any, Array, Callable[..., Any]]:  # fmt: skip
     """The prompt read: state, logits, and the step that goes on from there. What is drawn comes one
     by one, and so does a prompt from `alone` on."""
-    start, step = stepwise(term)
-    plan = dict(slack=slack, dtype=dtype, alone=alone or len(prompt))
-    state = start(params, prompt, len(prompt) + more, **plan, **context)
+    plan = dict(rewind=slack, dtype=dtype, one_by_one=alone or len(prompt))
+    start, step = stepwise(term, **plan)
+    state = start(params, prompt, len(prompt) + more, **context)
     context = {name: value for name, value in context.items() if name not in state["given"]}
     state, logits = step(params, state, prompt, **context)
     return state, logits, partial(step, params, **context)

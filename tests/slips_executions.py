@@ -116,8 +116,13 @@ EXECUTED: dict[str, Slip] = {
     "no capacity": Slip(
         lambda: stepwise(HEAD).start({}, X, 0), "capacity of start is an integer of at least 1"
     ),
-    "negative slack": Slip(
-        lambda: stepwise(HEAD).start({}, X, 4, slack=-1), "slack of start is an integer of"
+    "negative rewind": Slip(
+        lambda: stepwise(HEAD, rewind=-1), "rewind of stepwise is an integer of"
+    ),
+    "reading capacity": Slip(
+        lambda: stepwise(pointwise(jnp.sin) @ read("capacity")),
+        "stepwise takes capacity for itself, and read('capacity') reads it from the context",
+        ContextError,
     ),
     "past the capacity": Slip(
         lambda: stepped(CAUSAL @ PROJECTED, capacity=4),

@@ -2,7 +2,6 @@
 
 import doctest
 import importlib
-import pkgutil
 import pydoc
 import re
 from pathlib import Path
@@ -18,12 +17,9 @@ from combinax.combinators import Predicate, Term
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("combinators", "models", "train")
 MODULES = ["combinax"] + [
-    name
+    ".".join(("combinax", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
     for folder in FOLDERS
-    for name in (
-        f"combinax.{folder}",
-        *(m.name for m in pkgutil.iter_modules([str(ROOT / folder)], f"combinax.{folder}.")),
-    )
+    for path in sorted((ROOT / folder).rglob("*.py"))
 ]
 README = ROOT / "README.md"
 

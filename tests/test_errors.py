@@ -72,7 +72,7 @@ def test_every_error_has_its_slip():
     unmatched = [
         f"{path.name}:{line}"
         for package in (combinators, models)
-        for path in sorted(Path(str(package.__file__)).parent.glob("*.py"))
+        for path in sorted(Path(str(package.__file__)).parent.rglob("*.py"))
         for line in sorted(raises(path))
         if (str(path), line) not in ends
     ]

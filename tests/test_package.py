@@ -130,7 +130,7 @@ def test_no_module_hides_the_word_of_its_name(tmp_path: Path) -> None:
     code = (
         "import importlib, pkgutil, types\n"
         "import combinax.combinators as words\n"
-        "for module in pkgutil.iter_modules(words.__path__, words.__name__ + '.'):\n"
+        "for module in pkgutil.walk_packages(words.__path__, words.__name__ + '.'):\n"
         "    importlib.import_module(module.name)\n"
         "public = {name: getattr(words, name) for name in words.__all__}\n"
         "print(*(name for name, word in public.items() if isinstance(word, types.ModuleType)))"

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from combinax.combinators import (
+    Context,
     Entries,
     Marks,
     Range,
@@ -70,7 +71,7 @@ def table(stage: mask, marks: Marks, context: dict[str, Any]) -> np.ndarray:
     """What a mask leaves visible, pair by pair."""
     t, s = marks.query.length, marks.key.length
     x = Entries(np.zeros((t, 1), np.float32), np.zeros((s, 1), np.float32), None, marks)
-    return np.asarray(stage.apply({}, x, context).visible)
+    return np.asarray(stage.apply({}, x, Context(context)).visible)
 
 
 @hypothesis.settings(max_examples=30)
@@ -90,7 +91,7 @@ def test_a_plan_is_true_of_every_pair(seen, t, offset, block, seed):
     )  # fmt: skip
     stage = mask(seen)
     visible = table(stage, marks, context)
-    parts = np.asarray(plan([stage], marks, context, block))
+    parts = np.asarray(plan([stage], marks, Context(context), block))
     assert parts.shape == tuple(-(-t // size) for size in block)
     for (i, j), part in np.ndenumerate(parts):
         rows, columns = (
@@ -117,7 +118,7 @@ def test_a_plan_is_true_of_every_pair(seen, t, offset, block, seed):
 def test_a_plan_that_is_known_is_exact_where_marks_are_positions(seen, full, partial):
     """Eight by eight blocks of 16 rows: 28 below the diagonal, 8 on it."""
     rows = Rows(Range(0, 128), Range(0, 128))
-    parts = plan([mask(seen)], Marks(rows, rows), {}, (16, 16))
+    parts = plan([mask(seen)], Marks(rows, rows), Context(), (16, 16))
     assert isinstance(parts, np.ndarray)
     assert ((parts == ALL).sum(), (parts == SOME).sum()) == (full, partial)
 
@@ -132,13 +133,13 @@ def test_a_plan_that_is_known_is_exact_where_marks_are_positions(seen, full, par
 )
 def test_a_function_of_another_kind_is_looked_at_everywhere(seen):
     rows = Rows(Range(0, 8), Range(0, 8))
-    assert (plan([mask(seen)], Marks(rows, rows), {}, (4, 4)) == SOME).all()
+    assert (plan([mask(seen)], Marks(rows, rows), Context(), (4, 4)) == SOME).all()
 
 
 def test_what_follows_no_spans_is_looked_at_where_the_rest_may_hold():
     rows = Rows(Range(0, 8), Range(0, 8))
     odd = predicate(lambda query, key: ODD[key.position % 4])
-    tiles = lambda seen: plan([mask(seen)], Marks(rows, rows), {}, (4, 4)).tolist()  # noqa: E731
+    tiles = lambda seen: plan([mask(seen)], Marks(rows, rows), Context(), (4, 4)).tolist()  # noqa: E731
     assert tiles(causal & odd) == [[SOME, NONE], [SOME, SOME]]
     assert tiles(causal | ~odd) == [[SOME, SOME], [ALL, SOME]]
 
@@ -148,7 +149,9 @@ def test_floats_among_the_facts_are_looked_at_everywhere():
     rows = Rows(Range(0, 4), Range(0, 4))
     higher = predicate(lambda query, key: key["height"] >= query["height"], ("height",))
     context = {"height": jnp.array([1.0, jnp.nan, 2.0, 0.0])}
-    assert (np.asarray(plan([mask(higher)], Marks(rows, rows), context, (2, 2))) == SOME).all()
+    assert (
+        np.asarray(plan([mask(higher)], Marks(rows, rows), Context(context), (2, 2))) == SOME
+    ).all()
 
 
 def test_integers_of_any_size_go_round_as_they_do_in_the_table():
@@ -161,12 +164,12 @@ def test_integers_of_any_size_go_round_as_they_do_in_the_table():
             times = jnp.asarray(np.sort(draw.integers(-most, most, 8)), kind)
             for stage in (mask(far), mask(later), mask(~far & causal)):
                 visible = table(stage, marks, {"time": times})
-                parts = np.asarray(plan([stage], marks, {"time": times}, (2, 2)))
+                parts = np.asarray(plan([stage], marks, Context({"time": times}), (2, 2)))
                 tiles = visible.reshape(4, 2, 4, 2)
                 assert (tiles.all((1, 3)) | (parts != ALL)).all()
                 assert (~tiles.any((1, 3)) | (parts != NONE)).all()
     assert (
-        np.asarray(plan([mask(same("time"))], marks, {"time": jnp.arange(8)}, (2, 2)))
+        np.asarray(plan([mask(same("time"))], marks, Context({"time": jnp.arange(8)}), (2, 2)))
         == np.diag([SOME] * 4)
     ).all()
 

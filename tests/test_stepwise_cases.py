@@ -40,8 +40,8 @@ POSITIONED = {
 
 def fed(term: Term, params: Any, x: Any, sizes: Any, capacity: int = 16, **options: Any) -> Any:
     """What the steps give, and the last state."""
-    start, step = stepwise(term)
-    state, parts, at = start(params, x[:1], capacity, **options), [], 0
+    start, step = stepwise(term, **options)
+    state, parts, at = start(params, x[:1], capacity), [], 0
     compiled = quick(step)
     for size in sizes:
         state, y = compiled(params, state, x[at : at + size])
@@ -61,14 +61,14 @@ def test_cached_generation_is_the_full_forward(name, sizes):
 
 
 @pytest.mark.parametrize("sizes", [(1,) * 11, (3, 3, 5)], ids=str)
-@pytest.mark.parametrize("slack", [0, 3])
-def test_a_window_of_four_fed_eleven_tokens(sizes, slack):
+@pytest.mark.parametrize("rewind", [0, 3])
+def test_a_window_of_four_fed_eleven_tokens(sizes, rewind):
     term = POSITIONED["window"]
     params = drawn(term, TOKENS)
-    y, state = fed(term, params, TOKENS, sizes, capacity=11, slack=slack)
+    y, state = fed(term, params, TOKENS, sizes, capacity=11, rewind=rewind)
     close(y, quick(term)(params, TOKENS))
     tables = [leaf for leaf in jax.tree.leaves(state["memory"]) if leaf.ndim == 4]
-    assert {leaf.shape for leaf in tables} == {(2, 2, 4 + slack, 4)}
+    assert {leaf.shape for leaf in tables} == {(2, 2, 4 + rewind, 4)}
 
 
 def test_a_row_that_is_no_number_counts_where_it_is_seen():
@@ -124,8 +124,8 @@ def test_two_rows_at_different_offsets_in_one_compilation():
 def test_rows_of_each_at_different_offsets():
     term = each(POSITIONED["alibi"])
     batch = np.stack([TOKENS, TOKENS[::-1]])
-    params, (start, step) = drawn(term, batch), stepwise(term)
-    state = start(params, batch[:, :5], 12, slack=3)
+    params, (start, step) = drawn(term, batch), stepwise(term, rewind=3)
+    state = start(params, batch[:, :5], 12)
     compiled = quick(step)
     state, _ = compiled(params, state, batch[:, :5])  # the first row's last three are padding
     whole = quick(term)(params, batch)
@@ -154,9 +154,9 @@ def test_slots_that_are_not_filled_have_no_weight():
 def passed(term: Term, *, sizes: Any, positions: Any = None, **options: Any) -> Any:
     """The last of several steps, eagerly and compiled."""
     params = drawn(term, TOKENS)
-    start, step = stepwise(term)
     capacity = options.pop("capacity", 6)
-    state, at = start(params, TOKENS[:1], capacity, **options), 0
+    start, step = stepwise(term, **options)
+    state, at = start(params, TOKENS[:1], capacity), 0
     for size in sizes[:-1]:
         state, _ = quick(step)(params, state, TOKENS[at : at + size])
         at += size
@@ -191,8 +191,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "the positions of a step follow each other by one",
     ),
     "too far back": (
-        dict(term=NEAR, sizes=(6, 1), positions=3, slack=2, capacity=9),
-        "3 positions back is more than the slack of 2",
+        dict(term=NEAR, sizes=(6, 1), positions=3, rewind=2, capacity=9),
+        "3 positions back is more than the 2 for which",
     ),
     "a prefix in parts": (
         dict(term=PREFIX, sizes=(2, 1)),
@@ -254,8 +254,8 @@ def test_positions_end_where_sight_does(seen, limit):
 
 @pytest.mark.parametrize("term", [FLAT, NEAR], ids=["all", "window"])
 def test_going_back_overwrites(term):
-    params, (start, step) = drawn(term, TOKENS), stepwise(term)
-    state = start(params, TOKENS[:1], 12, slack=2)
+    params, (start, step) = drawn(term, TOKENS), stepwise(term, rewind=2)
+    state = start(params, TOKENS[:1], 12)
     other = np.array([7, 8, 8], np.int32)
     state, _ = quick(step)(params, state, TOKENS[:6])
     state, y = quick(step)(params, state, other[:1], positions=4)
@@ -327,7 +327,8 @@ def test_bytes_of_state_per_token(groups, dtype, form):
     attention = models.grouped_heads(16, 4, groups, entries, models.causal_scores)
     term = tied(embed(10, 16), repeat(layers, identity + attention))
     params = form(term, drawn(term, TOKENS))
-    sizes = [size(stepwise(term).start(params, TOKENS[:1], n, dtype=dtype)) for n in (8, 9)]
+    start, _ = stepwise(term, dtype=dtype)
+    sizes = [size(start(params, TOKENS[:1], n)) for n in (8, 9)]
     assert sizes[1] - sizes[0] == layers * groups * (key + value) * (2 if dtype else 4)
 
 
