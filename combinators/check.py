@@ -17,7 +17,15 @@ from .records import Range
 from .run import Context
 from .term import Term
 
-__all__ = ["check_context", "check_input", "check_key", "check_names", "fit", "is_key"]
+__all__ = [
+    "check_context",
+    "check_input",
+    "check_key",
+    "check_names",
+    "check_positions",
+    "fit",
+    "is_key",
+]
 
 OPTIONAL = frozenset({"rng", "positions"})
 """Context that every term takes and none needs: a key for dropout, and where the rows stand."""
@@ -63,6 +71,21 @@ def check_context(term: Term, context: Context) -> None:
         raise ContextError(
             "positions has one integer per row of x, and here it is a single number; jax.vmap maps "
             "every keyword over its first axis: each(term, fixed=('positions',)) keeps one whole"
+        )
+
+
+def check_positions(term: Term, x: Any, context: Context) -> None:
+    """Where each maps sequences, each row of every sequence has a position."""
+    positions = context.get("positions")
+    if positions is None or isinstance(positions, Range):
+        return
+    # What is left of an array of floats is a sequence from two axes on, of tokens from one.
+    least = [term.mapped_axes + jnp.issubdtype(v.dtype, jnp.floating) for v in jax.tree.leaves(x)]
+    axes = zip(map(jnp.ndim, jax.tree.leaves(x)), least, strict=True)
+    if jnp.ndim(positions) <= term.mapped_axes and any(n > few for n, few in axes):
+        raise ContextError(
+            f"positions has one integer per row of every sequence that each maps, and here it has "
+            f"shape {jnp.shape(positions)}; fixed=('positions',) gives every sequence the same"
         )
 
 

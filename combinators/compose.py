@@ -94,7 +94,8 @@ class Compose(Term):
                     raise unanswered(error, segment, before, run.path) from error.__cause__
             else:
                 x = step(segment, x)
-                if self.parts[segment].constant:  # x ends here, and what is known of its rows
+                if not self.parts[segment].follows(context.scope.made_inside):
+                    # Here x ends, and with it what is known of its rows.
                     context = context.without("positions")
         return x
 

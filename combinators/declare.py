@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
 
-from .check import check_context, check_input, is_key
+from .check import check_context, check_input, check_positions, is_key
 from .errors import CompositionError, Line, ParameterError, TermError, brief
 from .guards import check_hashable
 from .kinds import show, spec, told
@@ -43,7 +43,7 @@ class Declare(Run):
 
     def at(self, path: tuple[str, ...], aliases: Any = None) -> Declare:
         """This execution, at another place."""
-        return Declare(self.root, path, aliases)
+        return type(self)(self.root, path, aliases)
 
     def copies(self, name: str | None) -> tuple[Any, Any, Callable[[Any], Run]]:
         return (), None, lambda _: self
@@ -177,8 +177,10 @@ def blaming(term: Leaf) -> Iterator[None]:
 
 
 @lru_cache(maxsize=512)
-def declare_cached(term: Term, leaves: tuple, tree: Any, float_type: Any) -> tuple[dict, Any]:
-    run = Declare({})
+def declare_cached(
+    term: Term, leaves: tuple, tree: Any, float_type: Any, declaring: type[Declare]
+) -> tuple[dict, Any]:
+    run = declaring({})
     x, context = jax.tree.unflatten(tree, leaves)
     y = jax.eval_shape(lambda x, context: term.wire(run, x, context), x, context)
     for name in run.root.keys() & run.outputs.keys():
@@ -188,7 +190,9 @@ def declare_cached(term: Term, leaves: tuple, tree: Any, float_type: Any) -> tup
     return {**run.outputs, **{label: declared for label, (_, declared) in run.root.items()}}, y
 
 
-def declare(term: Term, x: Any, names: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+def declare(
+    term: Term, x: Any, names: Mapping[str, Any], declaring: type[Declare] = Declare
+) -> tuple[dict[str, Any], Any]:
     """What a term learns when x goes in, and the abstract value that comes out."""
     check_input(x)
     check_hashable(term)
@@ -196,7 +200,8 @@ def declare(term: Term, x: Any, names: Mapping[str, Any]) -> tuple[dict[str, Any
     leaves, tree = jax.tree.flatten(spec((x, context)))
     with placing(term, x):
         check_context(term, context)
-        return declare_cached(term, tuple(leaves), tree, jnp.result_type(float))
+        check_positions(term, spec(x), context)
+        return declare_cached(term, tuple(leaves), tree, jnp.result_type(float), declaring)
 
 
 @contextmanager

@@ -107,9 +107,10 @@ class Project(Term):
             raise CompositionError(
                 f"every key needs a value; there are {len(key)} keys and {len(value)} values"
             )
+        made = context.scope.made_inside
         marks = Marks(
             *(
-                rows_at(Context() if part.constant else context, len(rows))
+                rows_at(context if part.follows(made) else Context(), len(rows))
                 for part, rows in ((self.query, query), (self.key, key))
             )
         )

@@ -14,6 +14,7 @@ from .errors import CompositionError
 from .guards import as_names, unread
 from .kinds import Width, show, spec, told
 from .project import at_least
+from .records import Range
 from .run import Context, Run
 from .term import Term, as_term, form
 from .wrap import Wrapper
@@ -126,6 +127,10 @@ class Each(Wrapper):
         """The context that is mapped, but for what is fixed."""
         return self.term.reads | {"positions"}
 
+    @property
+    def mapped_axes(self) -> int:
+        return self.term.mapped_axes + (self.axis == 0 and "positions" not in self.fixed)
+
     def text(self, write: Write) -> str:
         axis = f", axis={self.axis}" if self.axis else ""
         fixed = f", fixed={self.fixed}" if self.fixed else ""
@@ -138,6 +143,11 @@ class Each(Wrapper):
             raise CompositionError(f"each maps over axis {self.axis}, which {show(spec(x))} lacks")
         (size,) = sizes
         names = self.known - {*self.fixed, "rng"}
+        if "positions" in names and numbers_rows(context):
+            # Positions of the rows of x: of each row f sees one, or what lies across all of them.
+            names -= {"positions"}
+            if self.axis in (0, -leaves[0].ndim):
+                context = context.without("positions")
         given = {name: context[name] for name in names if name in context}
         for name, value in given.items():
             shape = jnp.shape(value)
@@ -157,6 +167,14 @@ class Each(Wrapper):
         return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, self.axis), y)
 
 
+def numbers_rows(context: Context) -> bool:
+    """Whether positions are those of one sequence."""
+    positions = context.get("positions")
+    if positions is None:
+        return False
+    return isinstance(positions, Range) or jnp.ndim(positions) == 1
+
+
 def has_axis(value: Any, axis: int) -> bool:
     return -jnp.ndim(value) <= axis < jnp.ndim(value)
 
@@ -166,7 +184,8 @@ def each(term: Term, axis: int = 0, fixed: str | tuple[str, ...] = ()) -> Term:
 
     Results stand along the axis that was mapped: (T, B, …) -> (T, B, …) with `axis=1`. The context
     that f reads is mapped along the same axis, except the names in `fixed`, or the one name; `rng`
-    is folded by row, so every row drops numbers of its own.
+    is folded by row, so every row drops numbers of its own. Positions of the rows that are mapped
+    say nothing of what is in them: inside, rows count from 0.
 
     Raises CompositionError for a fixed name that f does not read, and where x, a result or a piece
     of context lacks the axis.

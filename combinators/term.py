@@ -120,6 +120,15 @@ class Term(Generic[In, Out]):
         """Whether what comes out does not depend on x (it comes from context or parameters)."""
         return False
 
+    def follows(self, made: frozenset[str]) -> bool:
+        """Whether its rows come from those of x: it takes them, or reads a name made of them."""
+        return not self.constant or bool(self.reads & made)
+
+    @property
+    def mapped_axes(self) -> int:
+        """How many axes of x `each` maps before the term sees a sequence."""
+        return 0
+
     # What a term does.
 
     def flow(self, kind: Any) -> Any:

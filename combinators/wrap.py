@@ -44,6 +44,10 @@ class Wrapper(Term):
     def constant(self) -> bool:
         return self.term.constant
 
+    @property
+    def mapped_axes(self) -> int:
+        return self.term.mapped_axes
+
     def flow(self, kind: Any) -> Any:
         return self.term.flow(kind)
 
@@ -176,11 +180,19 @@ class Given(Term):
         values = {
             name: run.part(self, i, x, context) for i, (name, _) in enumerate(self.sources, 1)
         }
-        return run.part(self, 0, x, context | values)
+        inside = (context | values).within(made_inside=self.made(context.scope.made_inside))
+        return run.part(self, 0, x, inside)
+
+    def made(self, before: frozenset[str]) -> frozenset[str]:
+        """The names whose rows are made of rows of the sequence, from those around the term."""
+        ours = {name for name, source in self.sources if source.follows(before)}
+        return before - {name for name, _ in self.sources} | ours
 
 
 def given(term: Term, /, **sources: Term) -> Term:
     """`given(f, x=g)` runs g on the same input and passes what it gives to f as context x.
+
+    Rows that g makes of rows of the sequence stand at their positions.
 
     An encoder-decoder (Vaswani et al. 2017) is
     `given(decoder @ pick(1), memory=encoder @ pick(0))`.
