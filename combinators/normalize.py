@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -80,6 +80,9 @@ class RowNormalizer(Leaf):
     """
 
     rowwise = True
+    ordered: ClassVar[bool] = True
+    """Whether weights may depend on the order of the keys, as among equals: columns then come in
+    the order of positions."""
 
     def weights(self, score: Array, visible: Array | None) -> Array:
         raise NotImplementedError(f"{type(self).__name__} does not define weights")
@@ -104,6 +107,8 @@ class Streaming(RowNormalizer):
     of keys merge by `rescale`: what was weighed relative to one reference counts so much relative
     to another. Together they are a monoid, of which the whole table is the case of one block.
     """
+
+    ordered = False
 
     def reference(self, score: Array, visible: Array | None) -> Array:
         """One number per row, (t,), to weigh relative to; the larger one of two blocks stands."""
@@ -274,7 +279,13 @@ class normalize(Leaf):
     def apply(self, params: Mapping[str, Array], x: Scores, context: Context) -> Weights:
         if not isinstance(x, Scores):
             raise CompositionError(mistaken(self, "scores", x))
-        return Weights(self.weights(x.score, x.visible), x.value, x.marks, x.live)
+        order = x.sorting if getattr(self.rows, "ordered", True) else None
+        if order is None:
+            weight = self.weights(x.score, x.visible)
+        else:
+            visible = None if x.visible is None else x.visible[:, order]
+            weight = self.weights(x.score[:, order], visible)[:, jnp.argsort(order)]
+        return Weights(weight, x.value, x.marks, x.live, x.order)
 
     def weights(self, score: Array, visible: Array | None) -> Array:
         if not score.shape[-1]:

@@ -143,6 +143,14 @@ class Rows:
         span = None if isinstance(self.index, Array) else self.index
         return Rows(lay(self.position), lay(self.index), facts, span)
 
+    def permuted(self, order: Array) -> Rows:
+        """The same rows in another order."""
+        position, index = (numbers(rows)[order] for rows in (self.position, self.index))
+        return Rows(position, index, {
+            name: value[order] if value is not None and value.shape[:1] == order.shape else value
+            for name, value in self.facts.items()
+        })  # fmt: skip
+
     def take(self, table: Array, axis: int) -> Array:
         """These rows of a table that has all rows along `axis`, or one that counts for all."""
         if table.shape[axis] == 1:
@@ -198,6 +206,18 @@ def either(a: Array | None, b: Array | None) -> Array | None:
 class Record:
     """What the three records have in common."""
 
+    marks: Any
+    order: Array | None
+
+    @property
+    def sorting(self) -> Array | None:
+        """The permutation (S,) that puts the keys in the order of their positions; None where they
+        stand in it."""
+        if self.order is not None or self.marks is None:
+            return self.order
+        position = self.marks.key.position
+        return jnp.argsort(position) if isinstance(position, Array) else None
+
     def replace(self, **changes: Any) -> Self:
         return dataclasses.replace(cast(Any, self), **changes)
 
@@ -208,7 +228,8 @@ class Entries(Record):
 
     query (T, d), key (S, d), value (S, e); `visible` (T, S) is what the masks leave, None where
     nothing is masked; `live` (S,) marks the keys that some query sees, None where all are seen;
-    `awake` (T,) the queries that see some key, None where all do.
+    `awake` (T,) the queries that see some key, None where all do; `order` (S,) sorts the keys by
+    position where their marks do not.
     """
 
     query: Any
@@ -218,6 +239,7 @@ class Entries(Record):
     visible: Array | None = None
     live: Array | None = None
     awake: Array | None = None
+    order: Array | None = None
 
 
 @record
@@ -230,6 +252,7 @@ class Scores(Record):
     visible: Array | None = None
     live: Array | None = None
     awake: Array | None = None
+    order: Array | None = None
 
 
 @record
@@ -244,6 +267,7 @@ class Weights(Record):
     value: Any
     marks: Any = None
     live: Array | None = None
+    order: Array | None = None
 
     def __call__(self, value: Array) -> Array:
         """weights(value)[t] = sum over s of weight[t, s] value[s]: (S, e) -> (T, e).
@@ -252,6 +276,15 @@ class Weights(Record):
         that no query sees are replaced before they are multiplied: even NaN stays out.
         """
         return self.mixed(value).astype(value.dtype)
+
+    def in_order(self) -> Weights:
+        """The same weights and values, the keys in the order of their positions."""
+        order = self.sorting
+        if order is None:
+            return self
+        live = None if self.live is None else self.live[order]
+        marks = self.marks and Marks(self.marks.query, self.marks.key.permuted(order))
+        return Weights(self.weight[:, order], self.value[order], marks, live)
 
     def mixed(self, value: Array) -> Array:
         """The sum before it is rounded."""
