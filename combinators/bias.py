@@ -118,7 +118,7 @@ class bias(Stage):
     """
 
     what: Any
-    rows: tuple[str, ...] = ()
+    rows: str | tuple[str, ...] = ()
 
     def __post_init__(self):
         super().__post_init__()
@@ -136,11 +136,12 @@ class bias(Stage):
 
     @property
     def facts(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        return self.rows, self.rows
+        rows = as_names(self.rows, "rows of bias")
+        return rows, rows
 
     @functools.cached_property
     def reads(self) -> frozenset[str]:
-        return frozenset(self.rows) | getattr(self.what, "reads", frozenset())
+        return frozenset(self.facts[0]) | getattr(self.what, "reads", frozenset())
 
     def parameters(self, x: Scores) -> dict[str, Parameter]:
         return self.what.parameters(x) if isinstance(self.what, Leaf) else {}

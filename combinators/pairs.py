@@ -24,17 +24,14 @@ def check_pairs(what: str, function: Callable[[Any, Any], Any], marks: Marks) ->
     """Refuse a function of marks, laid out as a table, whose result is not one entry per pair."""
     leaves, tree = jax.tree.flatten(marks)
     outline = tuple(jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
-    try:
-        shape, looks = seen(function, outline, tree)
-    except (jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError):
-        # It computes with NumPy, so what it looks at is not known.
-        shape, looks = jnp.shape(function(marks.query, marks.key)), (False, False)
+    shape, looks = seen(function, outline, tree)
     table = len(marks.query.position), marks.key.position.shape[1]
-    sides = [n for n, looked in zip(table, looks, strict=True) if looked and n != 1]
-    folded = len(shape) < 2 and (bool(shape) or bool(sides))
+    looked = [n for n, look in zip(table, looks, strict=True) if look and n != 1]
     if len(shape) == 2:
         pairs = zip(shape, table, looks, strict=True)
-        folded = any(size == 1 != n and looked for size, n, looked in pairs)
+        folded = any(size == 1 != n and look for size, n, look in pairs)
+    else:
+        folded = len(shape) == 1 or (not shape and bool(looked))
     if folded:
         raise CompositionError(
             f"{what} answers for each pair of a query and a key: query.position is "

@@ -189,7 +189,7 @@ class predicate(Predicate):
     """
 
     function: Callable[[Rows, Rows], Array]
-    names: tuple[str, ...] = ()
+    names: str | tuple[str, ...] = ()
     label: str = ""
 
     def __post_init__(self):
@@ -197,7 +197,8 @@ class predicate(Predicate):
 
     @property
     def rows(self):
-        return self.names, self.names
+        names = as_names(self.names, "predicate")
+        return names, names
 
     def __call__(self, query: Rows, key: Rows) -> Array:
         return truth(self.function(query, key))
@@ -352,9 +353,9 @@ class valid(Predicate):
         if getattr(length, "size", 1) > 1:
             raise CompositionError(
                 f"{self!r} keeps the first n keys, and {self.name} has an entry for each of "
-                f"{length.size} rows: pass one number, for an attention mask of 1 and 0 that ends "
-                f"in its 0 {self.name}.sum(-1); same({self.name!r}) keeps rows of 1 and 0 apart "
-                "wherever they stand"
+                f"{length.size} rows: pass one number, {self.name}.sum(-1) for an attention mask "
+                f"that ends in zeros; same({self.name!r}) keeps rows of 1 and 0 apart wherever "
+                "they are"
             )
         return key.index < length
 

@@ -15,13 +15,14 @@ import jax.numpy as jnp
 import pytest
 from slips import BATCH, HEAD, KEY, TOKENS, Slip, X, run
 from slips_executions import EXECUTED
+from slips_refused import REFUSED
 from slips_run import RUN
 from slips_written import WRITTEN
 
 from combinax import combinators, models
 from combinax.combinators import *
 
-SLIPS = {**WRITTEN, **RUN, **EXECUTED}
+SLIPS = {**WRITTEN, **RUN, **EXECUTED, **REFUSED}
 
 
 def text_of(write: Any, error: type[Exception] = TermError) -> str:
