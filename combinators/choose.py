@@ -15,6 +15,7 @@ from .errors import CompositionError
 from .fused import by_kernel
 from .gather import Captured, answer, leading, opened, planned
 from .grid import Grid
+from .kinds import told
 from .lookup import Lookup, inner
 from .project import Project, at_least, slots
 from .reassociate import in_part
@@ -261,7 +262,7 @@ def streamed(term: Term, block: int | tuple[int, int] | None = None) -> Term:
     sizes = (block, block) if isinstance(block, int) else block
     if sizes is not None:
         if not isinstance(sizes, tuple) or len(sizes) != 2:
-            raise CompositionError(f"block of streamed is a number or a pair, not {block!r}")
+            raise CompositionError(f"block of streamed is a number or a pair, not {told(block)}")
         for size in sizes:
             at_least(1, "streamed", block=size)
     return Stream(term, sizes)

@@ -11,7 +11,7 @@ from typing import Any, cast
 from .errors import CompositionError, brief
 from .kinds import told
 
-__all__ = ["ARRAYS", "as_name", "as_names", "check_class", "check_hashable", "unread"]
+__all__ = ["ARRAYS", "as_name", "as_names", "as_place", "check_class", "check_hashable", "unread"]
 
 ARRAYS = "what is learned is a parameter (learned(shape)), any other array is context (read(name))"
 
@@ -63,6 +63,13 @@ def as_name(value: Any, word: str) -> str:
     """The value if it names a piece of context; else an error that shows what does."""
     if not isinstance(value, str) or not value:
         raise CompositionError(f"{word} takes a name of the context, not {told(value)}")
+    return value
+
+
+def as_place(value: Any, word: str) -> str:
+    """The value if parameters can lie under it, as under an identifier of Python."""
+    if not isinstance(value, str) or not value.isidentifier():
+        raise CompositionError(f"{word} takes a name, not {told(value)}")
     return value
 
 

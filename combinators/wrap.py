@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from .errors import CompositionError
-from .guards import unread
+from .guards import as_place, unread
 from .run import Context, Run
 from .term import Export, Term, as_term, form
 from .written import Write
@@ -80,9 +80,8 @@ class named(Wrapper):
 
     def __post_init__(self):
         as_term(self.term, "named")
+        as_place(self.label, "named")
         super().__post_init__()
-        if not self.label.isidentifier():
-            raise CompositionError(f"named takes a name, not {self.label!r}")
 
     @property
     def name(self) -> str:
@@ -142,7 +141,7 @@ def shared(term: Term, across: str = "", *, name: str = "") -> Term:
     as_term(term, "shared")
     if bool(across) == bool(name) or across not in ("", "heads", "layers"):
         raise CompositionError('shared takes across="heads", across="layers", or name="…"')
-    return Everywhere(term, name) if name else Shared(term, across)
+    return Everywhere(term, as_place(name, "shared")) if name else Shared(term, across)
 
 
 @form

@@ -44,7 +44,7 @@ class Own(Leaf):
     def __post_init__(self):
         pass
 
-    def parameters(self, x: Any) -> dict[str, Parameter]:
+    def parameters(self, x: Any) -> Any:
         return self.declared() if callable(self.declared) else {}
 
     def apply(self, params: Mapping[str, Any], x: Any, context: Any) -> Any:
@@ -152,6 +152,12 @@ REFUSED: dict[str, Slip] = {
         lambda: given(LONG @ LONG, memo=identity),
         "given passes 'memo' to compose(repeat(3, add(identity, compose(linear(4), read('memory…, "
         "which reads memory; did you mean memory?",
+    ),
+    "a number as a name": Slip(
+        lambda: named(cast(Any, 3), linear(4)), "named takes a name, not 3"
+    ),
+    "no name to share under": Slip(
+        lambda: shared(linear(4), name="a b"), "shared takes a name, not 'a b'"
     ),
     # arrays where terms belong
     "an array composed": Slip(
