@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
+from .dtypes import floating
 from .errors import CompositionError
 from .kinds import Width, mistaken
 from .records import Weights
@@ -33,8 +34,9 @@ def largest(weights: Weights) -> Array:
     Array([[2.]], dtype=float32)
     """
     taken = weights.weight[:, :, None] != 0
-    lowest = jnp.finfo(weights.value.dtype).min
-    best = jnp.max(jnp.where(taken, weights.value, lowest), 1, initial=lowest)
+    value = floating(weights.value)
+    lowest = jnp.finfo(value.dtype).min
+    best = jnp.max(jnp.where(taken, value, lowest), 1, initial=lowest)
     return jnp.where(taken.any(1), best, 0)
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .check import fit
+from .check import entering, fit
 from .declare import Declare, compute, declare, placing
 from .errors import ParameterError
 from .kinds import show
@@ -33,11 +33,11 @@ def call(
             f"params a dict as term.init(rng, x) makes it; {term.name} got {got} first"
         )
     names = {name: value for name, value in names.items() if value is not None}
-    x, context = jax.tree.map(from_numpy, (x, Context(names)))
-    declared, _ = declare(term, x, context, declaring)
     with placing(term, x):
+        x, names = jax.tree.map(from_numpy, entering(term, x, names))
+        declared, _ = declare(term, x, names, declaring)
         run = execution(params, fit(term, declared, params))
-        return term.wire(run, x, context), run.outputs
+        return term.wire(run, x, Context(dict(names))), run.outputs
 
 
 def from_numpy(value: Any) -> Any:

@@ -11,9 +11,10 @@ import numpy as np
 from jax import Array
 
 from .compose import Branches
+from .dtypes import floating
 from .errors import CompositionError
 from .kinds import Width, show, spec
-from .records import Record, Scores, Weights, both, either
+from .records import Record, Scores, Weights, both, covered, either
 from .run import Context, Run
 from .term import Term, as_term, form
 from .values import constant
@@ -86,20 +87,25 @@ class Pointwise(Branches):
             case Scores(), Scores():
                 visible = both(a.visible, b.visible)
                 live, awake = (None, None) if visible is None else (visible.any(0), visible.any(1))
-                score = self.combine(a.score, b.score)
+                score = self.combine(covered(a.score, visible), covered(b.score, visible))
                 return a.replace(score=score, visible=visible, live=live, awake=awake)
             case Weights(), Weights():
                 weight = self.combine(a.weight, b.weight)
                 return a.replace(weight=weight, live=self.reached(a.live, b.live))
             case Scores(), _:
-                return a.replace(score=self.combine(a.score, b))
+                return a.replace(score=self.combine(a.covered, as_number(b, a.score)))
             case _, Scores():
-                return b.replace(score=self.combine(a, b.score))
+                return b.replace(score=self.combine(as_number(a, b.score), b.covered))
             case Weights(), _:
-                return a.replace(weight=self.combine(a.weight, b))
+                return a.replace(weight=self.combine(a.weight, as_number(b, a.weight)))
             case _, Weights():
-                return b.replace(weight=self.combine(a, b.weight))
+                return b.replace(weight=self.combine(as_number(a, b.weight), b.weight))
         return self.combine(a, b)
+
+
+def as_number(value: Any, like: Array) -> Array:
+    """A constant in the type of the table that it is combined with."""
+    return floating(jnp.asarray(value)).astype(like.dtype)
 
 
 def table(value: Any) -> Any:

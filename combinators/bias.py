@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -11,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from .dtypes import counts_as, floating, widened
 from .errors import CompositionError
 from .guards import as_names
 from .kinds import Width, fits
 from .pairs import check_pairs
 from .parameter import Parameter
-from .project import at_least
+from .project import at_least, boolean
 from .records import Marks, Scores
 from .run import Context
 from .term import Leaf, Stage, Term, as_function, form, spread
@@ -91,9 +93,9 @@ class temperature(Elementwise):
 
     def tile(self, operands: Any, score: Array, marks: Marks | None) -> Array:
         table = marks is not None and jnp.ndim(operands)
-        divided = score / (cut(operands, marks) if table else operands)
-        floats = jnp.issubdtype(score.dtype, jnp.floating)
-        return divided.astype(score.dtype) if floats else divided
+        wide = widened(score)
+        divided = wide / as_scores(cut(operands, marks) if table else operands, wide)
+        return divided.astype(counts_as(score))
 
     def apply(self, params: Any, x: Any, context: Context) -> Any:
         if isinstance(x, Scores) and isinstance(self.inner, Source):
@@ -153,9 +155,9 @@ class bias(Stage):
 
     def tile(self, operands: Any, score: Array, marks: Any) -> Array:
         if isinstance(self.what, Source):
-            return score + cut(operands, marks)
-        if isinstance(self.what, Bias):
-            added = self.what.tile(operands, marks).astype(score.dtype)
+            added = cut(operands, marks)
+        elif isinstance(self.what, Bias):
+            added = self.what.tile(operands, marks)
         else:
             added = self.what(marks.query, marks.key)
         if not fits(jnp.shape(added), score.shape):
@@ -163,15 +165,22 @@ class bias(Stage):
                 f"{self!r} adds one number per query and key, {score.shape}, where an axis of size "
                 f"1 counts for all; this one gives {jnp.shape(added)}"
             )
-        return score + added
+        return score + as_scores(added, score)
 
     def apply(self, params: Any, x: Scores, context: Context) -> Scores:
+        operands = self.operands(params, context)
         if isinstance(self.what, Source):
-            check_table(self, self.operands(params, context), x)
+            check_table(self, operands, x)
         elif not isinstance(self.what, Term) and not (x.marks and x.marks.in_part):
-            marks: Any = spread(self, x.marks, context)
-            check_pairs(repr(self), self.what, marks)
-        return super().apply(params, x, context)
+            pairs: Any = spread(self, x.marks, context)
+            check_pairs(repr(self), self.what, pairs)
+        score = self.tile(operands, x.score, spread(self, x.marks, context))
+        return x.replace(score=score)
+
+
+def as_scores(value: Any, score: Array) -> Array:
+    """Numbers that are computed with scores, in the type of the scores."""
+    return floating(jnp.asarray(value)).astype(score.dtype)
 
 
 def check_table(stage: Term, table: Any, x: Scores) -> None:
@@ -222,7 +231,8 @@ class Alibi(Bias):
         return jnp.asarray(alibi_slopes(head.count))[head.index]
 
     def tile(self, operands: Array, marks: Marks) -> Array:
-        return -operands * jnp.abs(marks.query.position - marks.key.position)
+        apart = jnp.abs(marks.query.position - marks.key.position)
+        return -operands * apart.astype(operands.dtype)
 
 
 alibi = Alibi()
@@ -258,7 +268,7 @@ class Distances(Bias):
         return {"table": Parameter((entries,), small_normal, ("positions",))}
 
     def operands(self, params: Mapping[str, Array], context: Context) -> Array:
-        return params["table"][self.buckets()]
+        return jnp.asarray(params["table"])[self.buckets()]
 
     def tile(self, operands: Array, marks: Marks) -> Array:
         apart = marks.key.position - marks.query.position
@@ -269,6 +279,8 @@ class Distances(Bias):
 class relative(Distances):
     """A learned number for each distance from -n to n, clipped beyond (Shaw et al. 2018).
 
+    Raises CompositionError for an n below 0.
+
     >>> from combinax.combinators import dot, project, score
     >>> term = bias(relative(2)) @ score(dot) @ project(1)
     >>> term.init(jax.random.key(0), jnp.zeros((3, 1)))["bias"]["table"].shape
@@ -276,6 +288,10 @@ class relative(Distances):
     """
 
     reach: int
+
+    def __post_init__(self):
+        super().__post_init__()
+        at_least(0, self, reach=self.reach)
 
     def buckets(self) -> np.ndarray:
         return np.arange(2 * self.reach + 1)
@@ -293,10 +309,11 @@ class t5_buckets(Distances):
 
     count: int = 32
     reach: int = 128
-    bidirectional: bool = True
+    bidirectional: bool = dataclasses.field(default=True, kw_only=True)
 
     def __post_init__(self):
         super().__post_init__()
+        boolean(self, bidirectional=self.bidirectional)
         at_least(4 if self.bidirectional else 2, self, count=self.count)
         at_least(self.count // 2 + 1, self, reach=self.reach)
 

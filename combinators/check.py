@@ -4,28 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
+from types import NoneType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from .dtypes import numbered, uncounted
 from .errors import CompositionError, ContextError, ParameterError, brief
 from .kinds import show
 from .layers import apart
 from .parameter import is_parameter
-from .records import Range
+from .records import Range, Rows
 from .run import Context
 from .term import Term
 
 __all__ = [
-    "check_context",
-    "check_input",
-    "check_key",
-    "check_names",
-    "check_positions",
-    "fit",
-    "is_key",
-]
+    "check_context", "check_input", "check_integers", "check_key", "check_names", "check_rows",
+    "entering", "fit", "is_key",
+]  # fmt: skip
 
 OPTIONAL = frozenset({"rng", "positions"})
 """Context that every term takes and none needs: a key for dropout, and where the rows stand."""
@@ -35,6 +32,34 @@ def check_input(x: Any) -> None:
     """Numbers in a list, or a text, are no input: they have no shape."""
     if isinstance(x, (list, str)) and not any(hasattr(v, "shape") for v in jax.tree.leaves(x)):
         raise CompositionError(f"x is an array, not a {show(x)}: write jnp.array(…) of numbers")
+
+
+def entering(term: Term, x: Any, names: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """What a term is run on, with positions, lengths, segments and the like as int32.
+
+    Raises ContextError for positions that are no integers, and for numbers outside int32.
+    """
+    names = numbered(names, term.row_facts | {"positions"})
+    if not isinstance(positions := names.get("positions"), (Range, NoneType)):
+        check_positions(positions)
+    rows = lambda value: value.numbered() if isinstance(value, Rows) else value  # noqa: E731
+    x = jax.tree.map(rows, x, is_leaf=lambda value: isinstance(value, Rows))
+    return x, names
+
+
+def check_integers(positions: Any) -> None:
+    kind = jnp.result_type(positions)
+    if not jnp.issubdtype(kind, jnp.integer):
+        raise ContextError(uncounted("positions", kind))
+
+
+def check_positions(positions: Any) -> None:
+    check_integers(positions)
+    if jnp.ndim(positions) == 0:
+        raise ContextError(
+            "positions has one integer per row of x, and here it is a single number; jax.vmap maps "
+            "every keyword over its first axis: each(term, fixed=('positions',)) keeps one whole"
+        )
 
 
 def check_key(rng: Any) -> None:
@@ -62,19 +87,9 @@ def check_context(term: Term, context: Context) -> None:
         raise ContextError(f"no stage reads {name!r}; this term knows {known}")
     if "rng" in context:
         check_key(context["rng"])
-    positions = context.get("positions")
-    if positions is None or isinstance(positions, Range):
-        return
-    if not jnp.issubdtype(jnp.result_type(positions), jnp.integer):
-        raise ContextError(f"positions are integers, not {jnp.result_type(positions)}")
-    if jnp.ndim(positions) == 0:
-        raise ContextError(
-            "positions has one integer per row of x, and here it is a single number; jax.vmap maps "
-            "every keyword over its first axis: each(term, fixed=('positions',)) keeps one whole"
-        )
 
 
-def check_positions(term: Term, x: Any, context: Context) -> None:
+def check_rows(term: Term, x: Any, context: Context) -> None:
     """Where each maps sequences, each row of every sequence has a position."""
     positions = context.get("positions")
     if positions is None or isinstance(positions, Range):
@@ -124,6 +139,9 @@ def misfits(declared: Any, params: Any, path: tuple[str, ...]) -> Iterator[str]:
             yield f"{where} is one array of shape {declared.shape}, not a dict"
         elif jnp.shape(params) != declared.shape:
             yield f"{where} should have shape {declared.shape} and has {jnp.shape(params)}"
+        elif not alike(jnp.result_type(params), declared.dtype):
+            kinds = (jnp.dtype(kind) for kind in (declared.dtype, jnp.result_type(params)))
+            yield "{} should hold {} and holds {}".format(where, *kinds)
         return
     if not isinstance(params, Mapping):
         names = ", ".join(declared)
@@ -135,3 +153,9 @@ def misfits(declared: Any, params: Any, path: tuple[str, ...]) -> Iterator[str]:
         yield f"{'.'.join((*path, name))} is none of its parameters"
     for name in sorted(declared.keys() & params.keys()):
         yield from misfits(declared[name], params[name], (*path, name))
+
+
+def alike(kind: Any, declared: Any) -> bool:
+    """Whether parameters may have a type: any of floats in place of floats, else the declared."""
+    floats = jnp.issubdtype(declared, jnp.floating)
+    return jnp.issubdtype(kind, jnp.floating) if floats else kind == declared

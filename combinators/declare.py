@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
 
-from .check import check_context, check_input, check_positions, is_key
+from .check import check_context, check_input, check_rows, entering, is_key
 from .errors import CompositionError, Line, ParameterError, TermError, brief
 from .guards import check_hashable
 from .kinds import show, spec, told
@@ -149,7 +149,9 @@ def compute(term: Leaf, params: Mapping[str, Array], x: Any, context: Context, p
     """A leaf's equation, in the precision of the context and with a key of the leaf's own."""
     policy = context.scope.precision
     if policy and policy.compute:
-        params = policy.cast(params)
+        read = {name: context[name] for name in term.reads - term.row_facts}
+        params, read = policy.cast((params, read))
+        context = context | read
     if term.random and "rng" in context:
         address = zlib.crc32("/".join(path).encode())
         context = context | {"rng": jax.random.fold_in(context["rng"], address)}
@@ -196,11 +198,12 @@ def declare(
     """What a term learns when x goes in, and the abstract value that comes out."""
     check_input(x)
     check_hashable(term)
-    context = Context(dict(names))
-    leaves, tree = jax.tree.flatten(spec((x, context)))
     with placing(term, x):
-        check_context(term, context)
-        check_positions(term, spec(x), context)
+        check_context(term, Context(dict(names)))
+        x, names = entering(term, x, names)
+        abstract, context = spec((x, Context(names)))
+        check_rows(term, abstract, Context(names))
+        leaves, tree = jax.tree.flatten((abstract, context))
         return declare_cached(term, tuple(leaves), tree, jnp.result_type(float), declaring)
 
 

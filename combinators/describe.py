@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from .check import entering
 from .choose import asks, decide, inside_copies
 from .declare import Declare, compute, declare, walk
 from .kinds import show, spec
@@ -271,6 +272,7 @@ def describe(term: Term, x: Any, /, **names: Any) -> Description:
     """
     declared, y = declare(as_term(term, "describe"), x, names)
     run = Describe({})
+    x, names = entering(term, x, names)
     jax.eval_shape(lambda x, context: term.wire(run, x, context), spec(x), spec(Context(names)))
     if term.exports is None and not any(row.depth == 0 for row in run.rows):
         run.rows.insert(0, Row((), head_line(term, ()), gives(y)))

@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
+from .dtypes import widened
 from .errors import CompositionError
 from .kinds import Width, show
 from .parameter import Parameter
@@ -34,6 +35,7 @@ def looked_up(table: Array, index: Any, what: str) -> Array:
     if not isinstance(index, Tracer) and index.size:
         known = np.asarray(index)
         check_inside(what, known.min(), known.max(), len(table))
+    index = index.astype(jnp.int32) if index.dtype.itemsize < 4 else index
     inside = jnp.where(index < 0, len(table), index)
     return jnp.asarray(table).at[inside].get(mode="fill", fill_value=jnp.nan)
 
@@ -240,7 +242,8 @@ def angles(
         raise CompositionError(f"waves come in pairs, so the width is even; it is {width}")
     frequency = scaling(base ** (-np.arange(0, width, 2) / width))
     position = position.array() if isinstance(position, Range) else position
-    return position[:, None] * jnp.asarray(frequency, jnp.result_type(float))
+    frequency = jnp.asarray(frequency, jnp.result_type(float))
+    return position[:, None].astype(frequency.dtype) * frequency
 
 
 def half_split(x: Array) -> tuple[Array, Array]:
@@ -307,8 +310,7 @@ class rotary(Leaf):
             raise CompositionError(f"rotary(width={width}) of vectors of width {x.shape[-1]}")
         scaling = self.scaling or (lambda frequency: frequency)
         angle = angles(rows_at(context, len(x)).position, width, self.base, scaling)
-        turn = jnp.promote_types(x.dtype, jnp.float32)
-        cos, sin = jnp.cos(angle).astype(turn), jnp.sin(angle).astype(turn)
-        a, b = self.pairs(x[:, :width].astype(turn))
+        a, b = self.pairs(widened(x[:, :width]))
+        cos, sin = jnp.cos(angle).astype(a.dtype), jnp.sin(angle).astype(a.dtype)
         turned = JOINED[self.pairs](a * cos - b * sin, a * sin + b * cos).astype(x.dtype)
         return jnp.concatenate([turned, x[:, width:]], -1) if width < x.shape[-1] else turned

@@ -17,6 +17,7 @@ from jax.core import Tracer
 
 from .apply import Apply
 from .context import Execution
+from .dtypes import counts_as
 from .errors import CompositionError
 from .grid import Grid, Layout, Place, Side
 from .mask import mask
@@ -144,6 +145,7 @@ class Reading:
         """What queries gather from entries, or from a table of scores, at once."""
         for step in self.steps:
             x = step.run(run, x, context)
+        x = self.stream.how.prepared(x)
         keys = Range(0, x.score.shape[1])
         return self.found(run, x, Marks(query, Rows(keys, keys)), context)
 
@@ -200,7 +202,7 @@ class Tiles:
         scores: Any = Entries(query, key, value, marks)
         for step in self.reading.steps:
             scores = step.run(run, scores, context)
-        return run, scores, marks, context
+        return run, self.how.prepared(scores), marks, context
 
     def contribution(self, place: Place, *tiles: Array) -> Sequence[Array]:
         """What queries gather from a tile, relative to the last of the operands."""
@@ -296,7 +298,7 @@ def answer(stream: Streamed, run: Apply, x: Any, context: Context, grid: Grid) -
         else:
             found.append(reading.whole(run, value, asking.marks.query, context))
             column += value.score.shape[1]
-    return finished(stream, reduce(partial(merge, stream.how), found), asking.value.dtype)
+    return finished(stream, reduce(partial(merge, stream.how), found), counts_as(asking.value))
 
 
 def finished(stream: Streamed, found: Any, kind: Any) -> Array:

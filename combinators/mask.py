@@ -87,6 +87,10 @@ class mask(Leaf):
         return self.predicate.rows
 
     @functools.cached_property
+    def row_facts(self) -> frozenset[str]:
+        return self.reads.difference(self.predicate.tables)
+
+    @functools.cached_property
     def reads(self) -> frozenset[str]:
         return frozenset().union(*self.facts)
 

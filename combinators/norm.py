@@ -54,7 +54,7 @@ class rms_norm(Norm):
     def apply(self, params: Mapping[str, Array], x: Array, context: Context) -> Array:
         wide = x.astype(sums(x, context))
         size = jax.lax.rsqrt(jnp.mean(jnp.square(wide), -1, keepdims=True) + self.eps)
-        return (wide * size * params["scale"]).astype(x.dtype)
+        return (wide * size * params["scale"].astype(wide.dtype)).astype(x.dtype)
 
 
 @form
@@ -79,7 +79,8 @@ class layer_norm(Norm):
         wide = x.astype(sums(x, context))
         centred = wide - jnp.mean(wide, -1, keepdims=True)
         size = jax.lax.rsqrt(jnp.mean(jnp.square(centred), -1, keepdims=True) + self.eps)
-        return (centred * size * params["scale"] + params["bias"]).astype(x.dtype)
+        scale, bias = (params[name].astype(wide.dtype) for name in ("scale", "bias"))
+        return (centred * size * scale + bias).astype(x.dtype)
 
 
 @form

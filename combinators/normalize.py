@@ -16,10 +16,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from .dtypes import widened
 from .errors import CompositionError
 from .kinds import Width, mistaken, show
+from .parameter import Parameter
 from .project import floats
-from .records import Scores, Weights
+from .records import Scores, Weights, both
 from .run import Context
 from .term import Leaf, as_function, form
 from .values import pointwise
@@ -76,7 +78,8 @@ sigmoid = documented("1 / (1 + exp(-x)).", pointwise(logistic, "sigmoid"))
 class RowNormalizer(Leaf):
     """A normalizer whose weights depend on the whole row. On an array it acts on the last axis.
 
-    `weights(score, visible)` gives the weights of a table, (T, S); `visible` may be None.
+    `weights(score, visible)` gives the weights of a table, (T, S); `visible` may be None. What
+    `parameters(scores)` declares comes as keywords, `weights(score, visible, sharpness)`.
     """
 
     rowwise = True
@@ -84,8 +87,12 @@ class RowNormalizer(Leaf):
     """Whether weights may depend on the order of the keys, as among equals: columns then come in
     the order of positions."""
 
-    def weights(self, score: Array, visible: Array | None) -> Array:
+    def weights(self, score: Array, visible: Array | None, *args: Any, **params: Any) -> Array:
         raise NotImplementedError(f"{type(self).__name__} does not define weights")
+
+    def prepared(self, x: Scores) -> Scores:
+        """The scores as the equation takes them: -inf is hidden, and hidden scores are covered."""
+        return prepared(x)
 
     def flow(self, kind: Any) -> Any:
         if isinstance(kind, (Scores, Weights)):
@@ -95,8 +102,20 @@ class RowNormalizer(Leaf):
 
     def apply(self, params: Any, x: Array, context: Context) -> Array:
         floats(self, x)
-        rows = x.reshape(-1, x.shape[-1]).astype(jnp.promote_types(x.dtype, jnp.float32))
-        return self.weights(rows, None).reshape(x.shape).astype(x.dtype)
+        rows = self.prepared(Scores(widened(x.reshape(-1, x.shape[-1])), None, None))
+        weight = self.weights(rows.score, rows.visible, **params)
+        return shown(weight, rows.visible, 0).reshape(x.shape).astype(x.dtype)
+
+
+def prepared(x: Scores) -> Scores:
+    """The scores with -inf hidden, and with hidden ones replaced by visible ones."""
+    x = without_infinity(x)
+    return x.replace(score=x.covered)
+
+
+def without_infinity(x: Scores) -> Scores:
+    """The scores, with those of -inf hidden."""
+    return x.replace(visible=both(x.visible, x.score != -jnp.inf))
 
 
 class Streaming(RowNormalizer):
@@ -110,11 +129,13 @@ class Streaming(RowNormalizer):
 
     ordered = False
 
-    def reference(self, score: Array, visible: Array | None) -> Array:
+    def reference(self, score: Array, visible: Array | None, *args: Any, **params: Any) -> Array:
         """One number per row, (t,), to weigh relative to; the larger one of two blocks stands."""
         raise NotImplementedError(f"{type(self).__name__} does not define reference")
 
-    def weigh(self, score: Array, visible: Array | None, reference: Array) -> Array:
+    def weigh(
+        self, score: Array, visible: Array | None, reference: Array, *args: Any, **params: Any
+    ) -> Array:
         """(t, s) scores to weights that still have to be scaled; 0 where not visible."""
         raise NotImplementedError(f"{type(self).__name__} does not define weigh")
 
@@ -126,8 +147,9 @@ class Streaming(RowNormalizer):
         """What the row's weights are divided by in the end: 1 where they are all 0."""
         return jnp.where(total == 0, 1, total)
 
-    def weights(self, score: Array, visible: Array | None) -> Array:
-        weight = self.weigh(score, visible, self.reference(score, visible))
+    def weights(self, score: Array, visible: Array | None, *args: Any, **params: Any) -> Array:
+        reference = self.reference(score, visible, **params)
+        weight = self.weigh(score, visible, reference, **params)
         return weight / self.divisor(weight.sum(-1))[:, None]
 
 
@@ -163,6 +185,10 @@ class Softmax(Streaming):
     def text(self, write: Write) -> str:
         return "softmax"
 
+    def prepared(self, x: Scores) -> Scores:
+        """As they are: the exponential of -inf is 0, and so is its derivative."""
+        return x
+
     def reference(self, score: Array, visible: Array | None) -> Array:
         return largest_visible(score, visible)
 
@@ -181,6 +207,9 @@ class RowSum(Streaming):
 
     def text(self, write: Write) -> str:
         return "row_sum"
+
+    def prepared(self, x: Scores) -> Scores:
+        return without_infinity(x)
 
     def reference(self, score: Array, visible: Array | None) -> Array:
         return jnp.zeros_like(score, shape=score.shape[:1])
@@ -202,11 +231,17 @@ class Elementwise(Streaming):
 
     function: pointwise
 
+    def prepared(self, x: Scores) -> Scores:
+        if not self.function.label:
+            return super().prepared(x)
+        x = without_infinity(x)  # the functions of this package are finite at 0
+        return x.replace(score=shown(x.score, x.visible, 0))
+
     def reference(self, score: Array, visible: Array | None) -> Array:
         return jnp.zeros_like(score, shape=score.shape[:1])
 
     def weigh(self, score: Array, visible: Array | None, reference: Array) -> Array:
-        return shown(self.function.function(shown(score, visible, 0)), visible, 0)
+        return shown(self.function.function(score), visible, 0)
 
     def rescale(self, old: Array, new: Array) -> Array:
         return jnp.ones_like(old)
@@ -238,7 +273,8 @@ class normalize(Leaf):
 
     It takes `softmax`, `sigmoid`, `relu`, `relu_squared`, `gelu`, `gelu_tanh`, `silu`, `identity`,
     `row_sum`, `sparsemax`, `entmax15`, `top_k(k)`, `hardmax`; `pointwise(fn)` of your own; or a
-    function of a whole table, `fn(score, visible) -> weight`, where visible may be None.
+    function of a whole table, `fn(score, visible) -> weight`, where visible may be None. A score of
+    -inf counts as hidden.
 
     >>> scores = Scores(jnp.zeros((1, 2)), jnp.ones((2, 1)), None)
     >>> normalize(softmax)({}, scores).weight
@@ -276,29 +312,37 @@ class normalize(Leaf):
         """How a row of scores becomes weights: a RowNormalizer, or a function of a whole table."""
         return Elementwise(self.how) if isinstance(self.how, pointwise) else self.how
 
-    def apply(self, params: Mapping[str, Array], x: Scores, context: Context) -> Weights:
+    def parameters(self, x: Scores) -> dict[str, Parameter]:
         if not isinstance(x, Scores):
             raise CompositionError(mistaken(self, "scores", x))
+        return self.rows.parameters(x.score) if isinstance(self.rows, RowNormalizer) else {}
+
+    def apply(self, params: Mapping[str, Array], x: Scores, context: Context) -> Weights:
+        score = widened(x.score)
         order = x.sorting if getattr(self.rows, "ordered", True) else None
-        if order is None:
-            weight = self.weights(x.score, x.visible)
+        if not score.shape[-1]:
+            weight = score
+        elif order is None:
+            weight = self.weights(params, x.replace(score=score))
         else:
             visible = None if x.visible is None else x.visible[:, order]
-            weight = self.weights(x.score[:, order], visible)[:, jnp.argsort(order)]
+            columns = x.replace(score=score[:, order], visible=visible)
+            weight = self.weights(params, columns)[:, jnp.argsort(order)]
         return Weights(weight, x.value, x.marks, x.live, x.order)
 
-    def weights(self, score: Array, visible: Array | None) -> Array:
-        if not score.shape[-1]:
-            return score
-        if isinstance(self.rows, Streaming):  # which weighs what is hidden as 0
-            return self.rows.weights(score, visible)
-        how = self.how.weights if isinstance(self.how, RowNormalizer) else self.how
-        weight = how(score, visible)
-        if weight.shape != score.shape:
+    def weights(self, params: Mapping[str, Array], x: Scores) -> Array:
+        if isinstance(self.rows, RowNormalizer):
+            x = self.rows.prepared(x)
+            weight = self.rows.weights(x.score, x.visible, **params)
+        else:
+            x = prepared(x)
+            weight = self.rows(x.score, x.visible)
+        if weight.shape != x.score.shape:
             raise CompositionError(
-                f"{self!r} gives weights {show(weight)} for scores {show(score)}"
+                f"{self!r} gives weights {show(weight)} for scores {show(x.score)}"
             )
-        return shown(weight, visible, 0)
+        # A stream weighs what is hidden as 0.
+        return weight if isinstance(self.rows, Streaming) else shown(widened(weight), x.visible, 0)
 
 
 @form
@@ -319,8 +363,9 @@ class LogSumExp(Leaf):
     def apply(self, params: Any, x: Scores, context: Context) -> Array:
         if not x.score.shape[-1]:
             return jnp.full(x.score.shape[:1], -jnp.inf, x.score.dtype)
-        largest = softmax.reference(x.score, x.visible)
-        return self.value(largest, softmax.weigh(x.score, x.visible, largest).sum(-1))
+        score = widened(x.score)
+        largest = softmax.reference(score, x.visible)
+        return self.value(largest, softmax.weigh(score, x.visible, largest).sum(-1))
 
     def value(self, reference: Array, total: Array) -> Array:
         """From the sum of exponentials relative to a reference; it is 0 where nothing is seen."""

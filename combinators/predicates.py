@@ -6,8 +6,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar, cast, dataclass_transform
 
+import jax.numpy as jnp
 from jax import Array
 
+from .dtypes import uncounted
 from .errors import CompositionError
 from .guards import as_name, as_names
 from .kinds import told
@@ -296,6 +298,8 @@ class same(Predicate):
     """Query and key carry the same number in the context: `same("segments")` keeps packed documents
     apart. Where keys come from elsewhere, `same("segments", "memory_segments")` names theirs.
 
+    Raises CompositionError for floats.
+
     >>> query = Rows(2, 2, {"segments": 1})
     >>> keys = Rows(jnp.arange(4), jnp.arange(4), {"segments": jnp.array([0, 1, 1, 2])})
     >>> same("segments")(query, keys).astype(int)
@@ -318,7 +322,10 @@ class same(Predicate):
         return (self.query_name, self.key_name or self.query_name)
 
     def __call__(self, query: Rows, key: Rows) -> Array:
-        return query[self.query_name] == key[self.key_name or self.query_name]
+        names = self.query_name, self.key_name or self.query_name
+        for name, value in zip(names, (query[names[0]], key[names[1]]), strict=True):
+            refuse_floats(self, name, value)
+        return query[names[0]] == key[names[1]]
 
 
 @value
@@ -327,7 +334,7 @@ class valid(Predicate):
 
     The name holds one number; an attention mask of 1 and 0 is none, its `mask.sum(-1)` is.
 
-    Raises CompositionError for booleans, and for one entry per row.
+    Raises CompositionError for booleans, floats, and one entry per row.
 
     >>> query, keys = Rows(0, 0), Rows(jnp.arange(4), jnp.arange(4), {"lengths": 3})
     >>> valid("lengths")(query, keys).astype(int)
@@ -345,6 +352,7 @@ class valid(Predicate):
 
     def __call__(self, query: Rows, key: Rows) -> Array:
         length = key[self.name]
+        refuse_floats(self, self.name, length)
         if getattr(length, "dtype", None) == "bool":
             raise CompositionError(
                 f"{self!r} keeps the first n keys, and {self.name} is boolean: pass numbers, for "
@@ -358,6 +366,12 @@ class valid(Predicate):
                 "they are"
             )
         return key.index < length
+
+
+def refuse_floats(which: Predicate, name: str, value: Any) -> None:
+    kind = getattr(value, "dtype", None)
+    if kind is not None and not (kind == "bool" or jnp.issubdtype(kind, jnp.integer)):
+        raise CompositionError(f"{which!r} compares numbers of rows: {uncounted(name, kind)}")
 
 
 @value

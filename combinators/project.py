@@ -6,6 +6,7 @@ The two sources of keys and values are the whole difference between an attention
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from .dtypes import counts_as
 from .errors import CompositionError
 from .kinds import Width, mistaken, show, told
 from .parameter import Parameter
@@ -35,7 +37,7 @@ class linear(Leaf):
     With `bias=True` it adds a learned vector. The input width is inferred. The kernel starts
     normal with variance 1/d (LeCun et al. 1998).
 
-    Raises CompositionError for integers, and for a width below 1.
+    Raises CompositionError for integers, for a width below 1, and a bias that is no boolean.
 
     >>> params = linear(3).init(jax.random.key(0), jnp.zeros((2, 4)))
     >>> linear(3)(params, jnp.ones((2, 4))).shape
@@ -45,11 +47,12 @@ class linear(Leaf):
     rowwise = True
 
     width: int
-    bias: bool = False
+    bias: bool = dataclasses.field(default=False, kw_only=True)
 
     def __post_init__(self):
         super().__post_init__()
         at_least(1, self, width=self.width)
+        boolean(self, bias=self.bias)
 
     def flow(self, kind: Any) -> Any:
         super().flow(kind)
@@ -63,7 +66,7 @@ class linear(Leaf):
 
     def apply(self, params: Mapping[str, Array], x: Array, context: Context) -> Array:
         y = jnp.matmul(x, params["kernel"], preferred_element_type=sums(x, context))
-        return (y + params["bias"] if self.bias else y).astype(x.dtype)
+        return (y + params["bias"].astype(y.dtype) if self.bias else y).astype(x.dtype)
 
 
 @form
@@ -103,6 +106,7 @@ class Project(Term):
         query, key, value = (run.part(self, i, x, context) for i in range(3))
         for label, rows in zip(self.labels, (query, key, value), strict=True):
             one_sequence(f"{label} of project", rows)
+            counts_as(rows)  # complex numbers are refused here
         if len(key) != len(value):
             raise CompositionError(
                 f"every key needs a value; there are {len(key)} keys and {len(value)} values"
@@ -237,3 +241,9 @@ def at_least(least: int, term: Any, **numbers: Any) -> None:
             raise CompositionError(
                 f"{name} of {word} is an integer of at least {least}, not {told(number)}"
             )
+
+
+def boolean(term: Term, **flags: Any) -> None:
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise CompositionError(f"{name} of {term.name} is True or False, not {flag!r}")

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from .dtypes import floating, wide
 from .grid import ALL, NONE, Grid
 from .records import Entries, kept
 from .run import Context
@@ -48,7 +49,8 @@ def summed(phi: Callable[[Array], Array], x: Entries, grid: Grid) -> tuple[Array
 
 def sums(key: Array, value: Array) -> tuple[Array, Array]:
     """Keys summed up: Σ φ(k), (…, d), and Σ φ(k) vᵀ, (…, d, e), over (…, s, d) and (…, s, e)."""
-    kind = jnp.promote_types(jnp.promote_types(key.dtype, value.dtype), jnp.float32)
+    key, value = floating(key), floating(value)
+    kind = wide(key, value)
     mixed = jnp.einsum("...sd,...se->...de", key, value, preferred_element_type=kind)
     return key.sum(-2, dtype=kind), mixed
 

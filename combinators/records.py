@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from .dtypes import counts_as, floating, row_numbers, wide
 from .errors import ContextError
 
 __all__ = ["Entries", "Marks", "Range", "Rows", "Scores", "Weights"]
@@ -130,6 +131,12 @@ class Rows:
             facts[name] = value
         return dataclasses.replace(self, facts=facts)
 
+    def numbered(self) -> Rows:
+        """These rows with all integers as int32."""
+        facts = {name: row_numbers(name, value) for name, value in self.facts.items()}
+        position, index = (row_numbers("positions", x) for x in (self.position, self.index))
+        return dataclasses.replace(self, position=position, index=index, facts=facts)
+
     def spread(self, axis: int) -> Rows:
         """The same rows with every per-row fact laid along `axis` of a (T, S) table."""
 
@@ -190,7 +197,25 @@ class Marks:
 
 def kept(rows: Array, which: Array | None) -> Array:
     """The rows, with zeros in place of those that take no part: even NaN there reaches nothing."""
-    return rows if which is None else jnp.where(which[:, None], rows, 0)
+    return rows if which is None else jnp.where(which[:, None], rows, jnp.zeros_like(rows[:1]))
+
+
+def covered(score: Array, visible: Array | None) -> Array:
+    """The scores, each hidden one replaced by the largest visible one of its row.
+
+    A function of them is then finite, and so is its derivative, where it is so for what is visible:
+    the derivative of a hidden score is 0, and 0 times infinity is not. A row of which nothing is
+    visible borrows from the others.
+    """
+    if visible is None or not score.size:
+        return score
+    least = jnp.finfo(score.dtype).min
+    shown = jax.lax.stop_gradient(jnp.where(visible, score, least))
+    largest = jnp.max(shown, -1, keepdims=True)
+    known = (largest > least) & (largest < jnp.inf)
+    borrowed = jnp.max(jnp.where(known, largest, least))
+    borrowed = jnp.where(known.any(), borrowed, 1)
+    return jnp.where(visible, score, jnp.where(known, largest, borrowed))
 
 
 def both(a: Array | None, b: Array | None) -> Array | None:
@@ -254,6 +279,11 @@ class Scores(Record):
     awake: Array | None = None
     order: Array | None = None
 
+    @property
+    def covered(self) -> Array:
+        """The scores as functions of them take them: see `covered`."""
+        return covered(self.score, self.visible)
+
 
 @record
 class Weights(Record):
@@ -272,10 +302,11 @@ class Weights(Record):
     def __call__(self, value: Array) -> Array:
         """weights(value)[t] = sum over s of weight[t, s] value[s]: (S, e) -> (T, e).
 
-        The sum runs in at least float32 and is rounded once, to the type of the values. Values
-        that no query sees are replaced before they are multiplied: even NaN stays out.
+        The sum runs in at least float32 and is rounded once, to the type of the values; integers
+        and booleans count as float32. Values that no query sees are replaced before they are
+        multiplied: even NaN stays out.
         """
-        return self.mixed(value).astype(value.dtype)
+        return self.mixed(value).astype(counts_as(value))
 
     def in_order(self) -> Weights:
         """The same weights and values, the keys in the order of their positions."""
@@ -288,6 +319,6 @@ class Weights(Record):
 
     def mixed(self, value: Array) -> Array:
         """The sum before it is rounded."""
-        value = kept(value, self.live)
-        sums = jnp.promote_types(self.weight.dtype, value.dtype)
+        value = kept(floating(value), self.live)
+        sums = wide(self.weight, value)
         return jnp.matmul(self.weight.astype(value.dtype), value, preferred_element_type=sums)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from .dtypes import numbered
 from .errors import CompositionError
 from .guards import as_names, unread
 from .kinds import Width, show, spec, told
@@ -250,7 +251,8 @@ class Copies(Term):
         return Width(width and width * self.count)
 
     def wire(self, run: Run, x: Any, context: Context) -> Any:
-        given = {name: jnp.asarray(values) for name, values in self.given_values}
+        values = {name: jnp.asarray(values) for name, values in self.given_values}
+        given = numbered(values, self.term.row_facts)
         if "rng" in context:
             given["rng"] = folded(context["rng"], self.count)
         y = run.mapped(self, x, context, self.count, None, given, "heads")

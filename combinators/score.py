@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from .dtypes import floating, wide, widened
 from .errors import CompositionError
 from .kinds import Width, mistaken, show
 from .parameter import Parameter
@@ -32,11 +33,6 @@ def one_width(query: int, key: int) -> None:
         )
 
 
-def sums_of(query: Array, key: Array) -> Any:
-    """The type that products of query and key are summed in: at least float32."""
-    return jnp.promote_types(jnp.promote_types(query.dtype, key.dtype), jnp.float32)
-
-
 def dot(query: Array, key: Array) -> Array:
     """query · key for every pair: (t, d), (s, d) -> (t, s), summed in at least float32.
 
@@ -44,8 +40,13 @@ def dot(query: Array, key: Array) -> Array:
     Array([[2., 2., 2.]], dtype=float32)
     """
     one_width(query.shape[-1], key.shape[-1])
-    sums = sums_of(query, key)
-    return jax.lax.dot_general(query, key, (((1,), (1,)), ((), ())), preferred_element_type=sums)
+    return summed(floating(query), floating(key), 1)
+
+
+def summed(a: Array, b: Array, axis: int) -> Array:
+    """Products over the last axis of a and an axis of b, summed in at least float32."""
+    over = (((a.ndim - 1,), (axis,)), ((), ()))
+    return jax.lax.dot_general(a, b, over, preferred_element_type=wide(a, b))
 
 
 def scaled_dot(query: Array, key: Array, scale: float | None = None) -> Array:
@@ -55,7 +56,7 @@ def scaled_dot(query: Array, key: Array, scale: float | None = None) -> Array:
     Array([[2.]], dtype=float32)
     """
     root = max(query.shape[-1], 1) ** -0.5
-    if scale is None and query.dtype == sums_of(query, key):  # no digit of the query is lost
+    if scale is None and query.dtype == wide(query, key):  # no digit of the query is lost
         return dot(query * root, key)
     return dot(query, key) * (root if scale is None else scale)
 
@@ -68,9 +69,9 @@ def cosine(query: Array, key: Array, eps: float = 1e-12) -> Array:
     """
 
     def unit(x):
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        most = jax.lax.stop_gradient(jnp.max(jnp.abs(wide), -1, keepdims=True, initial=0))
-        near = wide / jnp.where(most < jnp.finfo(wide.dtype).tiny, 1, most)  # its squares are safe
+        x = widened(x)
+        most = jax.lax.stop_gradient(jnp.max(jnp.abs(x), -1, keepdims=True, initial=0))
+        near = x / jnp.where(most < jnp.finfo(x.dtype).tiny, 1, most)  # its squares are safe
         return near * jax.lax.rsqrt(jnp.sum(jnp.square(near), -1, keepdims=True) + eps)
 
     return dot(unit(query), unit(key))
@@ -83,7 +84,7 @@ def distance(query: Array, key: Array) -> Array:
     Array([[-2.]], dtype=float32)
     """
     one_width(query.shape[-1], key.shape[-1])
-    sums = sums_of(query, key)
+    sums = wide(query, key)
     return -squares(query.astype(sums), key.astype(sums))
 
 
@@ -120,7 +121,7 @@ class bilinear(Leaf):
 
     def apply(self, params: Mapping[str, Array], x: Any, context: Context) -> Array:
         query, key = x
-        return dot(query @ params["kernel"], key)
+        return dot(summed(floating(query), params["kernel"], 0), key)
 
 
 @form
@@ -149,8 +150,9 @@ class additive(Leaf):
 
     def apply(self, params: Mapping[str, Array], x: Any, context: Context) -> Array:
         query, key = x
-        hidden = (query @ params["query"])[:, None] + (key @ params["key"])[None, :]
-        return jnp.tanh(hidden) @ params["out"]
+        asks = summed(floating(query), params["query"], 0)[:, None]
+        answers = summed(floating(key), params["key"], 0)[None, :]
+        return summed(jnp.tanh(asks + answers), params["out"], 0)
 
 
 @form
@@ -169,6 +171,11 @@ class features(Leaf):
         super().__post_init__()
         if not isinstance(self.map, Leaf):
             object.__setattr__(self, "map", pointwise(self.map))
+        if self.map.learns:
+            raise CompositionError(
+                f"features takes a map that learns nothing, and {self.map!r} learns: map queries "
+                f"and keys before, project(query={self.map!r}, key={self.map!r}, value=…)"
+            )
 
     def apply(self, params: Any, x: Any, context: Context) -> Array:
         query, key = x
@@ -252,7 +259,7 @@ class score(Leaf):
                 f"a score function gives one number per query and key, "
                 f"{(len(query), len(key))}; this one gives {show(score)}"
             )
-        return score.astype(jnp.promote_types(score.dtype, jnp.float32))
+        return widened(score)
 
     def apply(self, params: Mapping[str, Array], x: Entries, context: Context) -> Scores:
         query, key = kept(x.query, x.awake), kept(x.key, x.live)

@@ -32,7 +32,8 @@ class Sparsemax(RowNormalizer):
         rank = jnp.arange(1, z.shape[-1] + 1, dtype=z.dtype)
         total = jnp.cumsum(ordered, -1)
         support = jnp.sum(1 + rank * ordered > total, -1, keepdims=True)
-        tau = (jnp.take_along_axis(total, jnp.maximum(support - 1, 0), -1) - 1) / support
+        least = jnp.take_along_axis(total, jnp.maximum(support - 1, 0), -1)
+        tau = (least - 1) / support.astype(z.dtype)
         return shown(jnp.maximum(z - tau, 0), visible, 0)
 
 

@@ -98,7 +98,9 @@ class Starting(Apply):
     def once(self, form: Term, index: int, x: Any, context: Context) -> Any:
         """Keys or values that are read from the context: computed at the start, and kept."""
         y = super().part(form, index, x, context)
-        self.keep(form.names[index], {"read": y})
+        # An array without numbers takes no room and remembers the type.
+        kept = {"read": floats_as(self.plan.dtype, y), "type": jnp.zeros(0, y.dtype)}
+        self.keep(form.names[index], kept)
         return y
 
     def keep(self, name: Name, what: dict[str, Any]) -> None:
@@ -216,7 +218,7 @@ class Stepping(Starting):
     def once(self, form: Term, index: int, x: Any, context: Context) -> Any:
         kept = dict(select(self.state, single(form.names[index])))
         self.keep(form.names[index], kept)
-        return kept["read"]
+        return kept["read"].astype(kept["type"].dtype)
 
     def memory(self, name: Name, new: Callable[[], Any]) -> Any:
         return select(self.state, single(name))["memory"]

@@ -19,8 +19,9 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from .apply import call
-from .check import check_names
+from .check import check_integers, check_names, entering
 from .compose import Compose
+from .dtypes import row_numbers
 from .errors import CompositionError, ContextError, ParameterError
 from .kinds import show, spec
 from .project import at_least
@@ -46,8 +47,9 @@ class Starter:
     def __call__(self, params: Any, x: Any, /, capacity: int, **context: Any) -> State:
         at_least(1, "start", capacity=capacity)
         plan = Plan(capacity, self.rewind, self.dtype, self.one_by_one)
-        context = {name: value for name, value in context.items() if name != "rng"}
-        x = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), spec(x))
+        given = {name: v for name, v in context.items() if name != "rng" and v is not None}
+        x, context = entering(self.term, spec(x), given)
+        x = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), x)
         # An array of shape (0, …) takes no room and remembers a shape and a type.
         given = {
             name: jnp.zeros((0, *jnp.shape(context[name])), jnp.result_type(context[name]))
@@ -89,7 +91,10 @@ class Stepper:
             raise ContextError(
                 f"{name} was given to start, and what is read of it is kept: leave it out of steps"
             )
-        first = state["position"] if positions is None else jnp.asarray(positions, jnp.int32)
+        first = state["position"]
+        if positions is not None:
+            first = jnp.asarray(row_numbers("positions", positions))
+            check_integers(first)
         rows = first if jnp.ndim(first) else counted(self.term, x, first)
         given = {k: jnp.zeros(v.shape[1:], v.dtype) for k, v in state["given"].items()}
         context = {**given, **context, "positions": rows}

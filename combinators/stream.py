@@ -173,6 +173,8 @@ def streamed_form(form: Term, lookup: Lookup) -> Streamed | str:
     how = getattr(stages[at], "rows", softmax)
     if not isinstance(how, Streaming):
         return f"{stages[at]!r} needs whole rows of scores"
+    if how.learns:
+        return f"{stages[at]!r} learns, and only normalizers that do not are streamed"
     if isinstance(stages[-1], aggregate) and stages[-1].fold is not weighted_sum:
         return f"{stages[-1]!r} needs whole rows of weights"
     (first, *rest), after = steps[:at], steps[at + 1 : -1]

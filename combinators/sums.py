@@ -14,6 +14,7 @@ from jax import Array
 from jax.core import Tracer
 
 from . import reassociate
+from .dtypes import counts_as
 from .gather import Reading, finished, masks, planned
 from .lookup import Lookup
 from .memory import all_hold
@@ -67,7 +68,7 @@ def asked(stream: Any, run: Any, sums: Sums, x: Entries, context: Context) -> Ar
     else:
         own = reading.whole(run, x, x.marks.query, context)
     found = merge(stream.how, own, Partial(jnp.zeros_like(total), total, mixed))
-    return finished(stream, found, x.value.dtype)
+    return finished(stream, found, counts_as(x.value))
 
 
 def continues(sums: Sums, positions: Array) -> Any:

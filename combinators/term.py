@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from .dtypes import widened
 from .errors import CompositionError
 from .guards import ARRAYS, check_class
 from .kinds import Width, mistaken, told
@@ -114,6 +115,11 @@ class Term(Generic[In, Out]):
     def reads(self) -> frozenset[str]:
         """The context that this term or a part of it reads, by name."""
         return frozenset().union(*(part.reads for part in self.parts))
+
+    @cached_property
+    def row_facts(self) -> frozenset[str]:
+        """The context that tells something of each row, by name: its integers become int32."""
+        return frozenset().union(*(part.row_facts for part in self.parts))
 
     @property
     def constant(self) -> bool:
@@ -302,6 +308,11 @@ class Leaf(Term[In, Out]):
     rowwise: ClassVar[bool] = False
     """Whether a row of what it gives depends on that row of x alone, and may run step by step."""
 
+    @property
+    def learns(self) -> bool:
+        """Whether it may declare parameters of its own."""
+        return type(self).parameters is not Leaf.parameters
+
     def parameters(self, x: Any) -> dict[str, Parameter]:
         """What is learned, from the (abstract) value that goes in."""
         return {}
@@ -336,8 +347,12 @@ class Stage(Leaf[Scores, Scores]):
         return (), ()
 
     @cached_property
-    def reads(self) -> frozenset[str]:
+    def row_facts(self) -> frozenset[str]:
         return frozenset().union(*self.facts)
+
+    @cached_property
+    def reads(self) -> frozenset[str]:
+        return self.row_facts
 
     def operands(self, params: Mapping[str, Array], context: Context) -> Any:
         return params
@@ -355,8 +370,8 @@ class Stage(Leaf[Scores, Scores]):
 
     def apply(self, params: Mapping[str, Array], x: Scores, context: Context) -> Scores:
         marks = spread(self, x.marks, context)
-        score = self.tile(self.operands(params, context), x.score, marks)
-        return x.replace(score=of_pairs(self, score, x.score))
+        score = self.tile(self.operands(params, context), x.covered, marks)
+        return x.replace(score=widened(of_pairs(self, score, x.score)))
 
 
 def of_pairs(term: Any, table: Any, before: Array) -> Any:

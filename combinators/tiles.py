@@ -22,6 +22,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from .dtypes import wide
 from .grid import Band, Grid, Layout, Place, Side, bands, cut_all, put_all
 
 __all__ = ["SHARED", "Fold", "Sum", "fold", "joined"]
@@ -208,7 +209,7 @@ class Sum(Sweep):
     """The sum over all tiles of `function(place, *tiles)`, in at least float32."""
 
     def run(self, *operands: Array) -> list[Array]:
-        sums = [jnp.zeros(s.shape, jnp.promote_types(s.dtype, jnp.float32)) for s in self.shapes]
+        sums = [jnp.zeros(s.shape, wide(s)) for s in self.shapes]
 
         def body(place, old, tiles):
             new = self.function(place, *tiles)

@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 
 from .compose import Branches
+from .dtypes import wide
 from .errors import CompositionError
 from .kinds import Width, mistaken, show, spec
 from .parameter import Parameter
@@ -123,7 +124,6 @@ class sink(Leaf):
     def apply(self, params: Mapping[str, Array], x: Entries, context: Context) -> Scores:
         if not isinstance(x, Entries):
             raise CompositionError(mistaken(self, "entries", x))
-        sums = jnp.promote_types(x.query.dtype, jnp.float32)
-        level = jnp.asarray(params["score"] if self.fixed is None else self.fixed, sums)
+        level = jnp.asarray(params["score"] if self.fixed is None else self.fixed, wide(x.query))
         value = jnp.zeros((1, x.value.shape[-1]), x.value.dtype)
         return Scores(jnp.full((len(x.query), 1), level), value, None)

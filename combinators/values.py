@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from jax import Array
 
+from .dtypes import widened
 from .errors import CompositionError
 from .guards import as_name
 from .kinds import Width
@@ -86,7 +87,7 @@ class pointwise(Leaf):
     def apply(self, params: Any, x: Any, context: Context) -> Any:
         match x:
             case Scores():
-                return x.replace(score=of_pairs(self, self.function(x.score), x.score))
+                return x.replace(score=widened(of_pairs(self, self.function(x.covered), x.score)))
             case Weights():
                 return x.replace(weight=of_pairs(self, self.function(x.weight), x.weight))
         return self.function(x)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from .dtypes import numbered, wide
 from .errors import CompositionError
 from .guards import as_place, unread
 from .run import Context, Run
@@ -179,7 +180,9 @@ class Given(Term):
         values = {
             name: run.part(self, i, x, context) for i, (name, _) in enumerate(self.sources, 1)
         }
-        inside = (context | values).within(made_inside=self.made(context.scope.made_inside))
+        inside = (context | numbered(values, self.term.row_facts)).within(
+            made_inside=self.made(context.scope.made_inside)
+        )
         return run.part(self, 0, x, inside)
 
     def made(self, before: frozenset[str]) -> frozenset[str]:
@@ -215,7 +218,8 @@ class precision(Wrapper):
     `sums` for norms and products, at least float32 if not given.
 
     Mixed precision (Micikevicius et al. 2018) is `precision(f, compute="bfloat16")`: parameters
-    stay float32 and are rounded where they are used; what comes out has the compute type.
+    stay float32 and are rounded where they are used, and so is context that is computed with; what
+    comes out has the compute type.
 
     Raises CompositionError for a name that is not a float type.
 
@@ -269,5 +273,4 @@ class precision(Wrapper):
 def sums(x: Array, context: Context) -> Any:
     """The type in which sums over x run: at least float32, or what `precision` asks for."""
     policy = context.scope.precision
-    wanted = policy.sums if policy and policy.sums else jnp.float32
-    return jnp.promote_types(jnp.promote_types(x.dtype, wanted), jnp.float32)
+    return wide(x, policy.sums) if policy and policy.sums else wide(x)

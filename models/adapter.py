@@ -26,7 +26,7 @@ def adapted(rank: int) -> Callable[[int], Term]:
     Raises CompositionError for a rank below 1.
 
     >>> adapted(2)(8)
-    add(linear(8, True), named('adapter', compose(linear(8), shared(linear(2), 'heads'))))
+    add(linear(8, bias=True), named('adapter', compose(linear(8), shared(linear(2), 'heads'))))
     """
     down = shared(linear(rank), across="heads")
     return lambda width: linear(width, bias=True) + named("adapter", linear(width) @ down)

@@ -35,9 +35,10 @@ from ..combinators import (
     tied,
     valid,
 )
+from ..combinators.dtypes import widened
 from ..combinators.written import documented
 from .attention import multi_head
-from .configuration import Config, activation, positive, require
+from .configuration import Config, activation, epsilon, positive, require, share
 from .dictionary import biased_dictionary
 from .layout import Layout, rules
 from .transformer import post_norm, transformer
@@ -68,21 +69,23 @@ def bert(config: Config, affine: Callable[[int], Term] = biased) -> Term:
         is_decoder=(False,),
         add_cross_attention=(False,),
         tie_word_embeddings=(True,),
+        pruned_heads=({}, None),
     )
     width, heads = positive(config, "hidden_size"), positive(config, "num_attention_heads")
     kinds = positive(config, "vocab_size")
-    norm = layer_norm(config.get("layer_norm_eps", 1e-12))
-    drop = dropout(config.get("hidden_dropout_prob", 0.1))
+    norm = layer_norm(epsilon(config, "layer_norm_eps", 1e-12))
+    drop = dropout(share(config, "hidden_dropout_prob", 0.1))
     act = activation(config, "hidden_act", "gelu")
     attention = multi_head(
         width, heads,
         entries=lambda size: project(affine(size)),
         scores=mask(valid("lengths")) @ score(scaled_dot),
-        weights=dropout(config.get("attention_probs_dropout_prob", 0.1)) @ normalize(softmax),
+        weights=dropout(share(config, "attention_probs_dropout_prob", 0.1)) @ normalize(softmax),
         output=affine,
     )  # fmt: skip
     mlp = biased_dictionary(positive(config, "intermediate_size"), width, normalize(act))
-    types = embed(config.get("type_vocab_size", 2), width) @ read("token_types")
+    types = positive({"type_vocab_size": 2, **config}, "type_vocab_size")
+    types = embed(types, width) @ read("token_types")
     tokens = embed(kinds, width)
     encoder = compose(
         transformer(
@@ -111,7 +114,7 @@ def first(rows: Array) -> Array:
 
 
 def of_length_one(x: Array) -> Array:
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    wide = widened(x)
     size = jnp.linalg.norm(wide, axis=-1, keepdims=True)
     return (wide / jnp.maximum(size, 1e-12)).astype(x.dtype)
 
@@ -197,6 +200,12 @@ def bert_layout(config: Config) -> Layout:
         | head,
         prefix="bert.",
         bare=not masked,
-        ignored=r"embeddings\.position_ids|cls\.predictions\.decoder\..*|cls\.seq_relationship\..*"
+        ignored=r"embeddings\.position_ids|cls\.seq_relationship\..*"
         + (r"|pooler\..*" if masked else r"|cls\..*"),
+        tied={
+            "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+            "cls.predictions.decoder.bias": "cls.predictions.bias",
+        }
+        if masked
+        else {},
     )

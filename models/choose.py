@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from ..combinators import CompositionError, Leaf, pointwise, softmax
+from ..combinators.dtypes import widened
 from ..combinators.project import at_least
 from ..combinators.simplex import foremost
 from ..combinators.written import documented
@@ -100,7 +101,7 @@ class keep_top_p(Choice):
 
 def wide(logits: Array) -> Array:
     """Logits in at least float32: noise of fewer bits leaves tokens of a vocabulary out."""
-    return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    return widened(logits)
 
 
 def log_probability(logits: Array, token: Array) -> Array:

@@ -16,7 +16,16 @@ from ..combinators import (
     softmax,
 )
 from .attention import causal_scores, multi_head
-from .configuration import Config, activation, language_model, positive, require
+from .configuration import (
+    Config,
+    activation,
+    epsilon,
+    flag,
+    language_model,
+    positive,
+    require,
+    share,
+)
 from .dictionary import biased_dictionary
 from .layout import Layout, rules
 from .transformer import pre_norm, transformer
@@ -43,18 +52,20 @@ def gpt2(config: Config) -> Term:
         scale_attn_weights=(True,),
         scale_attn_by_inverse_layer_idx=(False,),
     )
+    for ours, theirs in ALIASES.items():
+        require(config, **{theirs: (config.get(ours, config.get(theirs)),)})
     width = positive(config, "n_embd")
-    norm = layer_norm(config.get("layer_norm_epsilon", 1e-5))
-    drop = dropout(config.get("resid_pdrop", 0.1))
+    norm = layer_norm(epsilon(config, "layer_norm_epsilon", 1e-5))
+    drop = dropout(share(config, "resid_pdrop", 0.1))
     attention = multi_head(
         width, positive(config, "n_head"),
         entries=lambda size: project(biased(size)),
         scores=causal_scores,
-        weights=dropout(config.get("attn_pdrop", 0.1)) @ normalize(softmax),
+        weights=dropout(share(config, "attn_pdrop", 0.1)) @ normalize(softmax),
         output=biased,
     )  # fmt: skip
     mlp = biased_dictionary(
-        config.get("n_inner") or 4 * width,
+        4 * width if config.get("n_inner") is None else positive(config, "n_inner"),
         width,
         normalize(activation(config, "activation_function", "gelu_new")),
     )
@@ -63,11 +74,19 @@ def gpt2(config: Config) -> Term:
             positive(config, "n_layer"), pre_norm(norm), norm,
             attention=drop @ attention, dictionary=drop @ mlp,
         ),
-        dropout(config.get("embd_pdrop", 0.1)),
-        position_embed(config.get("n_positions", 1024)),
+        dropout(share(config, "embd_pdrop", 0.1)),
+        position_embed(positive({"n_positions": 1024, **config}, "n_positions")),
     )  # fmt: skip
     return language_model(config, width, body, tie=True)
 
+
+ALIASES = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_positions": "max_position_embeddings",
+}
+"""The names that transformers also takes; one of two values would be without effect."""
 
 TABLES = """
     wte.weight            matrix      embed/table
@@ -97,11 +116,12 @@ HEAD = """
 
 def gpt2_layout(config: Config) -> Layout:
     """Where the weights of `gpt2(config)` lie in a file of transformers."""
-    tie = config.get("tie_word_embeddings", True)
+    tie = flag(config, "tie_word_embeddings", True)
     return Layout(
         rules("transformer.", "", TABLES)
         | rules("transformer.h.{}.", "blocks/", LAYER)
         | ({} if tie else rules("", "", HEAD)),
         prefix="transformer.",
-        ignored=r"h\.\d+\.attn\.(masked_)?bias" + (r"|lm_head\.weight" if tie else ""),
+        ignored=r"h\.\d+\.attn\.(masked_)?bias",
+        tied={"lm_head.weight": "transformer.wte.weight"} if tie else {},
     )

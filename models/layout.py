@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -20,12 +22,28 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from ..combinators import ParameterError
+from .disk import shown
 
-__all__ = ["Layout", "Rule", "Source", "from_theirs", "rules", "to_theirs"]
+__all__ = ["Layout", "Rule", "Source", "Stored", "from_theirs", "rules", "to_theirs"]
 
 Shape = tuple[int, ...]
-Source = Mapping[str, Callable[[], np.ndarray]]
-"""The arrays of a file by name, each behind a function that reads it."""
+FLOATS = ("float32", "float16", "bfloat16", "float64")
+LISTED = 12
+"""How many names an error lists: those of one layer."""
+
+
+class Stored(NamedTuple):
+    """An array of a file: its shape, its type by NumPy's name or else the file's own, and a
+    function that reads it."""
+
+    shape: Shape
+    dtype: str
+    read: Callable[[], np.ndarray]
+    file: Path
+
+
+Source = Mapping[str, Stored]
+"""The arrays of a file by name."""
 
 
 class Law(NamedTuple):
@@ -75,22 +93,56 @@ class Layout(NamedTuple):
     """The rules of a model by their names.
 
     `prefix` begins the names of the backbone, except where a file holds the backbone alone, which
-    `bare` says of this model. `ignored` is a pattern of names that hold nothing learned by it.
+    `bare` says of this model. `ignored` is a pattern of names that hold nothing learned by it,
+    `tied` names arrays that a file may repeat: each has to equal the other.
     """
 
     rules: Mapping[str, Rule]
     prefix: str
     bare: bool = False
     ignored: str = "(?!)"
-
-    def short(self, name: str) -> str:
-        """A name less its prefix, and as it is written today: BERT's norms had gamma and beta."""
-        name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name.removeprefix(self.prefix))
-        return re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
+    tied: Mapping[str, str] = MappingProxyType({})
 
     def written(self, name: str) -> str:
         """A name as transformers writes it for this model."""
         return name.removeprefix(self.prefix) if self.bare else name
+
+    def found(self, source: Source, names: Collection[str]) -> dict[str, str]:
+        """Which name of a file stands for each of these, with the prefix or without.
+
+        Raises ParameterError for two names of one array, and lists names that are missing or left
+        over.
+        """
+        known = {name.removeprefix(self.prefix): name for name in (*names, *self.tied)}
+        known |= {name: name for name in (*names, *self.tied)}
+        found, more = {}, []
+        for name in source:
+            if (full := known.get(modern(name))) is None:
+                more.append(name)
+            elif full in found:
+                raise ParameterError(
+                    f"{shown(found[full])} and {shown(name)} are two names of one array"
+                )
+            else:
+                found[full] = name
+        ignored = re.compile(self.ignored)
+        missing = [name for name in names if name not in found]
+        complain("of this model are not in the file", missing)
+        complain(
+            "of the file are none of this model's",
+            [name for name in more if not ignored.fullmatch(name.removeprefix(self.prefix))],
+        )
+        return found
+
+
+def modern(name: str) -> str:
+    """A name as it is written today: BERT's norms had gamma and beta.
+
+    >>> modern("embeddings.LayerNorm.gamma")
+    'embeddings.LayerNorm.weight'
+    """
+    name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
+    return re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
 
 
 def rules(theirs: str, ours: str, table: str) -> dict[str, Rule]:
@@ -116,43 +168,76 @@ def from_theirs(
 ) -> dict[str, Any]:
     """Our parameters from the arrays of a file, each read once and put into its place.
 
-    `declared` is the tree of `term.init`, arrays or abstract. Raises ParameterError that lists
-    what is missing, what is left over, or what has another shape or no floats, and for a `dtype`
-    that is none of floats.
+    `declared` is the tree of `term.init`, arrays or abstract. Names, shapes and types are compared
+    before any array is made, so that a model takes no more memory than its file has numbers.
+    Raises ParameterError that lists what is missing, what is left over, or what has another shape
+    or no floats, and for a `dtype` that is none of floats.
     """
-    if not jnp.issubdtype(dtype, jnp.floating):
-        raise ParameterError(f"parameters are floats, such as 'bfloat16', not {dtype!r}")
+    kind = float_type(dtype)
     flat: dict[str, Any] = flatten_dict(dict(declared), sep="/")
     shapes = {path: leaf.shape for path, leaf in flat.items()}
-    found = {layout.short(name): name for name in source}
-    found = {key: name for key, name in found.items() if not re.fullmatch(layout.ignored, key)}
     named = {name: per_layer(name, shapes[rule.paths[0]][0]) for name, rule in layout.rules.items()}
-    wanted = {layout.short(full): full for names in named.values() for full in names}
-    complain(
-        "of this model are not in the file", [wanted[key] for key in wanted.keys() - found.keys()]
-    )
-    complain(
-        "of the file are none of this model's", [found[key] for key in found.keys() - wanted.keys()]
-    )
+    found = layout.found(source, [full for names in named.values() for full in names])
+    for name, rule in layout.rules.items():
+        for full, at in named[name].items():
+            needed = rule.shape([one(shapes[path], at) for path in rule.paths])
+            check_stored(full, source[found[full]], needed)
+    for copy, table in layout.tied.items():
+        if copy in found:
+            check_equal(copy, table, source[found[copy]], source[found[table]])
     params = {}
     for name, rule in layout.rules.items():
-        ours = [unwritten(shapes[path], jnp.dtype(dtype)) for path in rule.paths]
+        ours = [unwritten(shapes[path], kind) for path in rule.paths]
         for full, at in named[name].items():
-            theirs, parts = source[found[layout.short(full)]](), [array[at] for array in ours]
-            inner = [part.shape for part in parts]
-            if theirs.shape != rule.shape(inner):
-                raise ParameterError(
-                    f"{full} has shape {theirs.shape}, and this model needs {rule.shape(inner)}"
-                )
-            if not jnp.issubdtype(theirs.dtype, jnp.floating):
-                raise ParameterError(
-                    f"{full} holds {theirs.dtype}, and parameters are floats: weights in codes "
-                    "are read from GGUF alone"
-                )
-            for part, value in zip(parts, rule.read(theirs, inner), strict=True):
+            theirs, parts = source[found[full]].read(), [array[at] for array in ours]
+            read = rule.read(theirs, [part.shape for part in parts])
+            for part, value in zip(parts, read, strict=True):
                 part[...] = value
         params |= zip(rule.paths, map(jax.device_put, ours), strict=True)
     return unflatten_dict(params, sep="/")
+
+
+def float_type(dtype: Any) -> Any:
+    """The type of parameters. Raises ParameterError for one that is none of floats."""
+    try:
+        kind = jnp.dtype(dtype)
+    except TypeError:
+        kind = None
+    if kind is None or not jnp.issubdtype(kind, jnp.floating):
+        raise ParameterError(f"parameters are floats, such as 'bfloat16', not {dtype!r}")
+    return kind
+
+
+def one(shape: Shape, at: Any) -> Shape:
+    """The shape of what lies at an index of a stacked array, or of the whole one."""
+    return shape if at is ... else shape[1:]
+
+
+def check_stored(name: str, stored: Stored, needed: Shape) -> None:
+    """An array of a file has the shape that a model needs, and holds floats."""
+    if stored.shape != needed:
+        raise ParameterError(f"{name} has shape {stored.shape}, and this model needs {needed}")
+    if stored.dtype in FLOATS:
+        return
+    if stored.dtype.startswith("F"):
+        raise ParameterError(
+            f"{str(stored.file)!r} has {name} in {stored.dtype}, which is not read: save it in 16 "
+            "or 32 bits"
+        )
+    raise ParameterError(
+        f"{name} holds {stored.dtype}, and parameters are floats: weights in codes are read from "
+        "GGUF alone"
+    )
+
+
+def check_equal(copy: str, table: str, first: Stored, second: Stored) -> None:
+    """An array that a configuration ties to another is that other, where a file has both."""
+    same = first.shape == second.shape and np.array_equal(first.read(), second.read())
+    if not same:
+        raise ParameterError(
+            f"{copy} is another array than {table}, and tie_word_embeddings makes them one: where "
+            "the file is right, set tie_word_embeddings to false"
+        )
 
 
 def unwritten(shape: Shape, dtype: Any) -> np.ndarray:
@@ -175,5 +260,6 @@ def to_theirs(layout: Layout, params: Mapping[str, Any]) -> dict[str, np.ndarray
 
 def complain(what: str, names: Collection[str]) -> None:
     if names:
-        listed = ", ".join(sorted(names))
-        raise ParameterError(f"{len(names)} weights {what}: {listed}")
+        listed = ", ".join(map(shown, sorted(names)[:LISTED]))
+        more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+        raise ParameterError(f"{len(names)} weights {what}: {listed}{more}")

@@ -11,15 +11,26 @@ from ..combinators import (
     CompositionError,
     Term,
     by_wavelength,
+    dropout,
     interpolated,
     linear,
     normalize,
     project,
     rms_norm,
     rotary,
+    softmax,
 )
 from .attention import causal_scores, grouped_heads
-from .configuration import Config, activation, language_model, positive, require
+from .configuration import (
+    Config,
+    activation,
+    epsilon,
+    flag,
+    language_model,
+    positive,
+    require,
+    share,
+)
 from .dictionary import gated_dictionary
 from .layout import Layout, rules
 from .transformer import pre_norm, transformer
@@ -46,15 +57,21 @@ def llama(config: Config) -> Term:
         mlp_bias=(False,),
         partial_rotary_factor=(1.0, None),
     )
-    norm = rms_norm(config.get("rms_norm_eps", 1e-6))
-    affine = partial(linear, bias=config.get("attention_bias", False))
+    norm = rms_norm(epsilon(config, "rms_norm_eps", 1e-6))
+    affine = partial(linear, bias=flag(config, "attention_bias", False))
     turn = turned(config)
+    groups = config.get("num_key_value_heads")
+    groups = heads if groups is None else positive(config, "num_key_value_heads")
+    rate = share(
+        {"attention_dropout": config.get("attention_dropout") or 0.0}, "attention_dropout", 0.0
+    )
     attention = grouped_heads(
-        width, heads, config.get("num_key_value_heads") or heads,
+        width, heads, groups,
         entries=lambda size: project(
             query=turn @ affine(size), key=turn @ affine(size), value=affine(size)
         ),
         scores=causal_scores,
+        weights=dropout(rate) @ normalize(softmax) if rate else normalize(softmax),
         output=affine,
     )  # fmt: skip
     mlp = gated_dictionary(
@@ -72,27 +89,46 @@ def llama(config: Config) -> Term:
 
 
 def turned(config: Config) -> Term:
-    """The rotation that a configuration asks for: today under `rope_parameters`, before under
-    `rope_theta` and `rope_scaling`."""
-    asked = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    """The rotation that a configuration asks for, as transformers reads it: `rope_scaling`, where
+    it says something, hides `rope_parameters`; either has a base before the `rope_theta` beside
+    it."""
+    asked = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(asked, Mapping):
         raise CompositionError(f"rope_parameters, or rope_scaling, are fields, not {asked!r}")
     kind = asked.get("rope_type", asked.get("type", "default"))
     require({"rope_type": kind}, rope_type=("default", *SCALINGS))
     require(asked, partial_rotary_factor=(1.0, None))
     base = positive({"rope_theta": 10000.0, **config, **asked}, "rope_theta", Real)
-    return rotary(float(base), scaling=SCALINGS[kind](asked) if kind in SCALINGS else None)
+    if kind in SCALINGS:
+        return rotary(float(base), scaling=SCALINGS[kind](config, asked))
+    for field in FIELDS:
+        if asked.get(field) is not None:
+            raise CompositionError(
+                f"rope_scaling has a {field} of {asked[field]!r} and no rope_type that uses it: "
+                f"{', '.join(SCALINGS)} do"
+            )
+    return rotary(float(base))
 
 
-SCALINGS: Mapping[str, Any] = {
-    "linear": lambda asked: interpolated(positive(asked, "factor", Real)),
-    "llama3": lambda asked: by_wavelength(
-        positive(asked, "factor", Real),
-        positive(asked, "low_freq_factor", Real),
-        positive(asked, "high_freq_factor", Real),
-        positive(asked, "original_max_position_embeddings"),
-    ),
-}
+def linear_scaling(config: Config, asked: Config) -> Any:
+    return interpolated(positive(asked, "factor", Real))
+
+
+def llama3(config: Config, asked: Config) -> Any:
+    """The length that was trained on may also stand beside the fields, and counts before theirs."""
+    field = "original_max_position_embeddings"
+    factor, low, high = (
+        positive(asked, name, Real) for name in ("factor", "low_freq_factor", "high_freq_factor")
+    )
+    if not low < high:
+        raise CompositionError(
+            f"high_freq_factor has to be above low_freq_factor, {low}, and it is {high}"
+        )
+    return by_wavelength(factor, low, high, positive(config if field in config else asked, field))
+
+
+FIELDS = ("factor", "low_freq_factor", "high_freq_factor", "short_factor", "long_factor")
+SCALINGS = {"linear": linear_scaling, "llama3": llama3}
 
 
 # Weights
@@ -125,13 +161,14 @@ HEAD = """
 
 def llama_layout(config: Config) -> Layout:
     """Where the weights of `llama(config)` lie in a file of transformers."""
-    tie = config.get("tie_word_embeddings", False)
+    tie = flag(config, "tie_word_embeddings", False)
+    biased = flag(config, "attention_bias", False)
     return Layout(
         rules("model.", "", TABLES)
         | rules("model.layers.{}.", "blocks/", LAYER)
-        | (rules("model.layers.{}.", "blocks/", BIASES) if config.get("attention_bias") else {})
+        | (rules("model.layers.{}.", "blocks/", BIASES) if biased else {})
         | ({} if tie else rules("", "", HEAD)),
         prefix="model.",
-        ignored=r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
-        + (r"|lm_head\.weight" if tie else ""),
+        ignored=r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
+        tied={"lm_head.weight": "model.embed_tokens.weight"} if tie else {},
     )

@@ -10,6 +10,8 @@ files) and tokenizer.json. A file is a GGUF file. Needs the extra `pretrained`.
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
@@ -27,10 +30,10 @@ from ..combinators.errors import brief
 from . import files, gguf_file
 from .bert import bert, bert_layout
 from .configuration import Config, require
-from .disk import read_fields, replaced
+from .disk import attributed, placed, read_fields, steady, transaction, writing
 from .files import minilm, smollm2
 from .gpt2 import gpt2, gpt2_layout
-from .layout import from_theirs, to_theirs
+from .layout import Source, from_theirs, to_theirs
 from .llama import llama, llama_layout
 
 __all__ = [
@@ -43,6 +46,14 @@ FAMILIES = {
     "gpt2": (gpt2, gpt2_layout),
     "llama": (llama, llama_layout),
 }
+
+
+DEPTHS = {"num_hidden_layers", "n_layer"}
+SIZES = DEPTHS | {
+    "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
+    "type_vocab_size", "n_embd", "n_inner", "n_head", "n_positions",
+}  # fmt: skip
+"""Fields that say how large an array is. A length that rotary positions stand for is none."""
 
 
 class Pretrained(NamedTuple):
@@ -58,23 +69,49 @@ def load(path: str | Path, dtype: str = "float32") -> Pretrained:
     """A backbone from a folder of Hugging Face's layout or from a GGUF file.
 
     The file is mapped into memory and each array copied once, into its place. Layers are stacked;
-    `unstack(term, params)` takes them apart. `dtype` is that of the parameters.
+    `unstack(term, params)` takes them apart. `dtype` is that of the parameters. A file is compared
+    with its configuration before anything is made: it never takes more memory than it has numbers.
 
-    Raises CompositionError, by the field's name, for a variant that is not supported;
-    ParameterError, which lists the names, where weights are missing or left over, and for weights
-    or a `dtype` that are no floats; FileNotFoundError where there is no such file; ValueError, by
-    its name, for one that is damaged.
+    Raises errors that name the file: CompositionError, by the field's name, for a variant that is
+    not supported; ParameterError, which lists the names, where weights are missing or left over,
+    and for weights or a `dtype` that are no floats; FileNotFoundError where there is no such file;
+    ValueError for one that is damaged.
     """
     path = Path(path)
     if path.is_dir():
-        config, source = configuration(path), files.weights(path)
-        own = path / "tokenizer.json"
-        tokenizer = files.tokenizer(own) if own.is_file() else None
+        config, file, source, tokenizer = steady(path, files.PARTS, lambda: read_folder(path))
     else:
-        config, source, tokenizer = gguf_file.read(path)
-    term, layout = (make(config) for make in family(config))
-    params = from_theirs(layout, source, declared(term), dtype)
+        file, (config, source, tokenizer) = path, gguf_file.read(path)
+    with attributed(path / "config.json" if path.is_dir() else path):
+        make, layout = family(config)
+        check_sizes(config, source)
+        term, rules = make(config), layout(config)
+    with attributed(file):
+        params = from_theirs(rules, source, declared(term), dtype)
     return Pretrained(term, params, tokenizer)
+
+
+def read_folder(folder: Path) -> tuple[dict[str, Any], Path, Source, Tokenizer | None]:
+    """The configuration, the weights and where they lie, and the tokenizer; all are open then."""
+    config = read_fields(placed(folder, "config.json") or folder / "config.json")
+    file, own = files.weights_file(folder), placed(folder, "tokenizer.json")
+    tokenizer = None if own is None else files.tokenizer(own)
+    return config, file, files.weights(file), tokenizer
+
+
+def check_sizes(config: Config, source: Source) -> None:
+    """A configuration asks for no more than a file has: layers than arrays, or rows than numbers.
+
+    Raises CompositionError with the field.
+    """
+    numbers = max((math.prod(stored.shape) for stored in source.values()), default=0)
+    for field in sorted(SIZES & config.keys()):
+        size, most = config[field], len(source) if field in DEPTHS else numbers
+        if isinstance(size, int) and size > most:
+            what = "arrays" if field in DEPTHS else "numbers in its largest array"
+            raise CompositionError(
+                f"{field} is {brief(repr(size))}, and the file of weights has {most:,} {what}"
+            )
 
 
 def configuration(path: str | Path) -> dict[str, Any]:
@@ -84,7 +121,8 @@ def configuration(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     if path.is_dir():
-        return read_fields(path / "config.json")
+        read = lambda: read_fields(placed(path, "config.json") or path / "config.json")  # noqa: E731
+        return steady(path, files.PARTS, read)
     return gguf_file.read(path)[0]
 
 
@@ -106,6 +144,7 @@ def architecture(config: Config) -> Term:
 def family(config: Config) -> Any:
     kind = config.get("model_type", "")
     require({"model_type": kind}, model_type=tuple(FAMILIES))
+    require(config, quantization_config=(None,), transformers_weights=(None, files.WEIGHTS))
     return FAMILIES[kind]
 
 
@@ -124,9 +163,13 @@ def save(
 ) -> None:
     """Write a backbone as transformers reads it: config.json, model.safetensors, tokenizer.json.
 
-    `config` is that of the backbone, as `configuration` reads it. What the folder held before is
-    replaced, an index and its files too, once the new files are complete. Raises ParameterError
-    for parameters of another model.
+    `config` is that of the backbone, as `configuration` reads it. What the folder held of a model
+    is replaced, an index and its files too, and a tokenizer where none is given: all at once, so
+    that `load` finds the old model or the new one, whenever the writer is killed. Two writers wait
+    for each other. Other files stay.
+
+    Raises ParameterError for parameters of another model, ValueError for an index that is damaged,
+    OSError, which names the file, where the disk is full.
     """
     term, layout = (make(config) for make in family(config))
     fit(term, declared(term), params)
@@ -135,13 +178,30 @@ def save(
     fields = {name: value for name, value in config.items() if name != "torch_dtype"}
     fields["dtype"] = next(iter(arrays.values())).dtype.name
     text = json.dumps(fields, indent=2, default=np.generic.item)
-    folder.mkdir(parents=True, exist_ok=True)
-    with replaced(folder / "config.json") as own, files.replaced_weights(folder) as weights:
-        save_file(arrays, weights, metadata={"format": "pt"})
-        own.write_text(text)
-    if tokenizer is not None:
-        with replaced(folder / "tokenizer.json") as own:
-            tokenizer.save(str(own))
+    with transaction(folder) as new:
+        for name in superseded(folder):
+            (new / name).touch()
+        with writing(folder / "config.json"):
+            (new / "config.json").write_text(text, "utf-8")
+        if tokenizer is not None:
+            with writing(folder / "tokenizer.json"):
+                (new / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), "utf-8")
+        with writing(folder / files.WEIGHTS):
+            try:
+                save_file(arrays, new / files.WEIGHTS, metadata={"format": "pt"})
+            except SafetensorError as error:
+                number = re.search(r"os error (\d+)", str(error))
+                raise OSError(number and int(number[1]), str(error)) from error
+
+
+def superseded(folder: Path) -> list[str]:
+    """The files of a folder that a new model may leave without meaning."""
+    index = folder / files.INDEX
+    before = files.shards(index).values() if index.exists() else ()
+    held = {file for file in before if Path(file).name == file != files.WEIGHTS}
+    return sorted(
+        name for name in {*held, files.INDEX, "tokenizer.json"} if (folder / name).exists()
+    )
 
 
 def batch(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:

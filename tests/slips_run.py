@@ -78,7 +78,7 @@ RUN: dict[str, Slip] = {
     ),
     "float positions": Slip(
         lambda: run(rotary(), positions=jnp.arange(5.0)),
-        "positions are integers, not float32",
+        "positions holds integers, not float32",
         ContextError,
     ),
     "too few positions": Slip(

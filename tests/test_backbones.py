@@ -6,13 +6,10 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import re
-import sys
-import types
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -240,41 +237,6 @@ def test_floats_of_eight_bits_are_refused_by_name(tmp_path):
         load(tmp_path)
 
 
-class Tensor(NamedTuple):
-    """What is used of a tensor of torch."""
-
-    array: np.ndarray
-    dtype: str
-
-    def float(self):
-        return Tensor(self.array.astype(np.float32), "float32")
-
-    def numpy(self):
-        assert self.dtype != "bfloat16", "NumPy has no such type"
-        return self.array
-
-
-def test_a_file_of_torch_is_read_safely(tmp_path, monkeypatch):
-    asked = oracle("bert")
-    folder = asked.folder(tmp_path)
-    expected = load(folder).params
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-
-    def read(file, **options):
-        assert options == dict(map_location="cpu", weights_only=True, mmap=True)
-        kinds = itertools.cycle(["float32", "bfloat16"])
-        return {key: Tensor(value, next(kinds)) for key, value in load_file(file).items()}
-
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ImportError, match="is a file of torch: pip install torch, or"):
-        load(folder)
-    torch = types.ModuleType("torch")
-    monkeypatch.setattr(torch, "load", read, raising=False)
-    monkeypatch.setattr(torch, "bfloat16", "bfloat16", raising=False)
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    jax.tree.map(np.testing.assert_array_equal, load(folder).params, expected)
-
-
 def test_a_folder_without_weights(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(oracle("bert").config))
     with pytest.raises(FileNotFoundError, match=r"neither model\.safetensors nor pytorch"):
@@ -319,17 +281,19 @@ def test_a_checkpoint_of_before(tmp_path):
         ): v
         for k, v in asked.weights.items()
     }
-    more = (
-        "bert.pooler.dense.weight",
-        "cls.seq_relationship.bias",
-        "bert.embeddings.position_ids",
-        "cls.predictions.decoder.weight",
-    )
-    folder = asked.folder(tmp_path / "before")
-    save_file(
-        before | {name: np.zeros(3, np.float32) for name in more}, folder / "model.safetensors"
-    )
+    more = "bert.pooler.dense.weight", "cls.seq_relationship.bias", "bert.embeddings.position_ids"
+    copies = {
+        "cls.predictions.decoder.weight": asked.weights["bert.embeddings.word_embeddings.weight"],
+        "cls.predictions.decoder.bias": asked.weights["cls.predictions.bias"],
+    }
+    folder, file = asked.folder(tmp_path / "before"), tmp_path / "before" / "model.safetensors"
+    before |= {name: np.zeros(3, np.float32) for name in more} | copies
+    save_file(before, file)
     jax.tree.map(np.testing.assert_array_equal, load(folder).params, params)
+    for name, value in copies.items():
+        save_file(before | {name: value + 1}, file)
+        with pytest.raises(ParameterError, match=rf"{re.escape(name)} is another array than "):
+            load(folder)
 
 
 # GGUF

@@ -17,12 +17,13 @@ from slips import BATCH, HEAD, KEY, TOKENS, Slip, X, run
 from slips_executions import EXECUTED
 from slips_refused import REFUSED
 from slips_run import RUN
+from slips_types import TYPES
 from slips_written import WRITTEN
 
 from combinax import combinators, models
 from combinax.combinators import *
 
-SLIPS = {**WRITTEN, **RUN, **EXECUTED, **REFUSED}
+SLIPS = {**WRITTEN, **RUN, **EXECUTED, **REFUSED, **TYPES}
 
 
 def text_of(write: Any, error: type[Exception] = TermError) -> str:

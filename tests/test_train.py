@@ -334,9 +334,11 @@ def test_the_text_command(run, tmp_path, prose, monkeypatch):
     words.write_text(words.read_text().replace("rotary()", "rotary(9.0)"))
     code, shown = run("sample", "runs/text")
     assert code == 2 and "'runs/text' was learned by another model" in shown
-    (tmp_path / "runs/text/parameters.npz").unlink()
+    (arrays,) = (tmp_path / "runs/text").glob("parameters-*")
+    (arrays / "manifest.ocdbt").unlink()
+    words.write_text(words.read_text().replace("rotary(9.0)", "rotary()"))
     code, shown = run("sample", "runs/text")
-    assert code == 2 and "parameters.npz is missing" in shown
+    assert code == 2 and "manifest.ocdbt' is missing: the run is damaged" in shown
 
 
 @pytest.fixture
@@ -348,15 +350,23 @@ def learned(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["parameters.npz", "model.json"])
-def test_a_damaged_run_is_named(name, run, learned):
-    whole = (learned / name).read_bytes()
+def test_a_damaged_run_is_named(run, learned):
+    file = learned / "model.json"
+    whole = file.read_bytes()
     middle = len(whole) // 2
     flipped = whole[:middle] + bytes([whole[middle] ^ 255]) + whole[middle + 1 :]
     for held in (b"", b"text", whole[:middle], flipped):
-        (learned / name).write_bytes(held)
+        file.write_bytes(held)
         code, shown = run("sample", learned)
-        assert code == 2 and f"{name}' is no" in shown and "or a damaged one" in shown
+        assert code == 2 and "model.json' is no" in shown and "or a damaged one" in shown
+
+
+def test_a_run_of_other_widths_is_refused_by_path(run, learned):
+    term = tasks.language(3, 32)
+    words = dict(vocabulary="abc", width=16, length=8, term=repr(tasks.language(3, 16)))
+    checkpoint.save(learned, term.init(jax.random.key(0), jnp.arange(3)), words)
+    code, shown = run("sample", learned)
+    assert code == 2 and "['embed']['table'] is float32 (3, 32), and should be" in shown
 
 
 @pytest.mark.parametrize(
@@ -381,7 +391,8 @@ def test_a_run_that_cannot_be_saved_leaves_the_one_before(learned):
     with pytest.raises(TypeError):
         checkpoint.save(learned, {"a": np.ones(2)}, {"width": {1, 2}})
     same(checkpoint.load(learned)[0], before[0])
-    assert sorted(file.name for file in learned.iterdir()) == ["model.json", "parameters.npz"]
+    names = sorted(file.name for file in learned.iterdir())
+    assert names[0] == "model.json" and len(names) == 2
 
 
 def test_samples_of_the_least(run, learned):

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -143,11 +144,10 @@ def sample(
     """Write on in the manner of the text that a run has learned: as it comes."""
     with refused():
         place = folder if folder.is_dir() else Path("runs") / folder
-        params, words = checkpoint.load(place, vocabulary=str, width=int, length=int, term=str)
+        kinds = dict(vocabulary=str, width=int, length=int, term=str)
+        params, words = checkpoint.load(place, partial(learned, folder), **kinds)
         vocabulary = words["vocabulary"]
         term = tasks.language(len(vocabulary), words["width"])
-        if repr(term) != words["term"]:
-            raise ValueError(f"{str(folder)!r} was learned by another model than this version has")
         text = corpus.Text(vocabulary, *2 * (np.zeros(0, np.int32),), before=0)
         begun = text.encode(prompt)
         drawn = tasks.sample(
@@ -162,6 +162,14 @@ def sample(
     if count > 1:
         speed = (count - 1) / (time.perf_counter() - began)
         typer.echo(f"{speed:,.0f} characters a second")
+
+
+def learned(folder: Path, words: dict[str, Any]) -> Any:
+    """The parameters, abstract, of the model that a run's words describe."""
+    term = tasks.language(len(words["vocabulary"]), words["width"])
+    if repr(term) != words["term"]:
+        raise ValueError(f"{str(folder)!r} was learned by another model than this version has")
+    return jax.eval_shape(term.init, jax.random.key(0), jax.ShapeDtypeStruct((1,), np.int32))
 
 
 @app.command()

@@ -23,6 +23,7 @@ from jax import Array
 from ..combinators import Term, each, linear, named, pick
 from ..models import bert, mean_pool
 from ..models.adapter import adapted, merged, with_adapters
+from ..models.disk import read_text
 from ..models.pretrained import batch, configuration, load, minilm
 from . import data
 from .loop import Batch, Params, fit
@@ -58,12 +59,10 @@ def intents(path: Path, seed: data.Seed = 0, of_each: int = 10) -> Intents:
     Raises ValueError for another file, or one with too few sentences; OSError where there is none.
     Source: Coucke et al. 2018, Snips Voice Platform, whose 2017 sentences it is made for.
     """
+    held = read_text(path)
     try:
-        rows = [
-            (str(split), str(name), str(text))
-            for split, name, text in json.loads(path.read_text("utf-8"))
-        ]
-    except (TypeError, ValueError) as error:
+        rows = [(str(split), str(name), str(text)) for split, name, text in json.loads(held)]
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{str(path)!r} is no JSON list of [split, intent, sentence]") from error
     names = tuple(sorted({name for _, name, _ in rows}))
     rng, learned = data.generator(seed), []

@@ -1,0 +1,122 @@
+"""One rule for number types, and the only place that says "at least float32".
+
+| slot | takes | gives |
+|---|---|---|
+| tokens of `embed` | integers | rows of the table |
+| positions, lengths, segments | integers that fit int32 | int32 |
+| what own predicates and biases ask of rows | anything | integers as int32, others as they are |
+| x of `linear`, norms, waves, softmax on arrays … | floats | the type of x |
+| queries and keys | real numbers | at least float32 |
+| biases and temperatures | real numbers | the type of the scores |
+| scores, weights, sums | real numbers | at least float32; float64 stays |
+| values | real numbers | floats stay; integers and booleans count as float32 |
+| masks | booleans | |
+| parameters | floats | the type that was declared, or that the caller gives |
+| context that is computed with | anything | the `compute` type of `precision` |
+
+Integers are signed or unsigned, of 8 to 64 bits. Positions, lengths and segments become int32 where
+they enter a term: differences of unsigned numbers would go round, and a bfloat16 holds no 257.
+A number outside int32 is refused; a traced one cannot be looked at and goes round, as `astype`
+does. Numbers that are mixed count as in `jnp.mean`: integers and booleans as float32, those of 64
+bits as float64. Complex numbers are refused. Where x, parameters and context are of one type,
+nothing depends on `jax_numpy_dtype_promotion`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.core import Tracer
+
+from .errors import CompositionError, ContextError
+
+__all__ = ["counts_as", "floating", "numbered", "row_numbers", "uncounted", "wide", "widened"]
+
+
+def counts_as(value: Any) -> Any:
+    """The type of floats that real numbers count as: floats as they are, others as `jnp.mean` does.
+
+    Raises CompositionError for complex numbers.
+
+    >>> counts_as(jnp.zeros(1, jnp.bfloat16)), counts_as(jnp.zeros(1, bool))
+    (dtype(bfloat16), dtype('float32'))
+    """
+    kind = jnp.dtype(getattr(value, "dtype", value))
+    if jnp.issubdtype(kind, jnp.floating):
+        return kind
+    if jnp.issubdtype(kind, jnp.complexfloating):
+        raise CompositionError(
+            f"{kind} numbers have no order and are not mixed: pass their real and imaginary parts, "
+            "jnp.concatenate([x.real, x.imag], -1)"
+        )
+    return jnp.dtype(jnp.float64 if kind.itemsize == 8 else jnp.float32)
+
+
+def floating(x: Array) -> Array:
+    """The numbers in the type of floats that they count as.
+
+    >>> floating(jnp.array([True, False]))
+    Array([1., 0.], dtype=float32)
+    """
+    return x.astype(counts_as(x))
+
+
+def wide(*values: Any) -> Any:
+    """The type that sums over these run in: their common one, and at least float32.
+
+    >>> wide(jnp.zeros(1, jnp.bfloat16), jnp.zeros(1, jnp.int8))
+    dtype('float32')
+    """
+    with jax.numpy_dtype_promotion("standard"):
+        return functools.reduce(jnp.promote_types, map(counts_as, values), jnp.dtype(jnp.float32))
+
+
+def widened(x: Array) -> Array:
+    """The numbers in at least float32."""
+    return x.astype(wide(x))
+
+
+def uncounted(name: str, kind: Any) -> str:
+    """Why numbers of rows of this type are refused."""
+    return f"{name} holds integers, not {kind}: give it in jnp.int32, as it was counted"
+
+
+def row_numbers(name: str, value: Any) -> Any:
+    """A piece of context about rows: integers as int32, anything else as it is.
+
+    Raises ContextError for a known number outside int32, and for a list.
+
+    >>> row_numbers("positions", np.array([0, 255], np.uint8))
+    Array([  0, 255], dtype=int32)
+    """
+    if isinstance(value, (list, tuple)):
+        raise ContextError(f"{name} is an array, not a {type(value).__name__}: jnp.array({name})")
+    plain = isinstance(value, int) and not isinstance(value, bool)
+    kind = np.dtype(int) if plain else getattr(value, "dtype", None)
+    if kind is None or kind == jnp.int32 or not jnp.issubdtype(kind, jnp.integer):
+        return value
+    if isinstance(value, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(value.shape, jnp.int32)
+    if isinstance(value, Tracer):
+        return value.astype(jnp.int32)
+    known, limits = np.asarray(value), np.iinfo(np.int32)
+    for end in (known.min(), known.max()) if known.size else ():
+        if not limits.min <= end <= limits.max:
+            raise ContextError(
+                f"{name} holds {end}, and numbers of rows are int32, {limits.min} to {limits.max}"
+            )
+    return jnp.asarray(known, jnp.int32)
+
+
+def numbered(context: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """The context, with the integers of some names as int32."""
+    return {
+        name: row_numbers(name, value) if name in names else value
+        for name, value in context.items()
+    }
