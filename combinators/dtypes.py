@@ -14,12 +14,14 @@
 | parameters | floats | the type that was declared, or that the caller gives |
 | context that is computed with | anything | the `compute` type of `precision` |
 
-Integers are signed or unsigned, of 8 to 64 bits. Positions, lengths and segments become int32 where
-they enter a term: differences of unsigned numbers would go round, and a bfloat16 holds no 257.
-A number outside int32 is refused; a traced one cannot be looked at and goes round, as `astype`
-does. Numbers that are mixed count as in `jnp.mean`: integers and booleans as float32, those of 64
-bits as float64. Complex numbers are refused. Where x, parameters and context are of one type,
-nothing depends on `jax_numpy_dtype_promotion`.
+Integers may be signed or unsigned, of 8 to 64 bits. Positions, lengths and segments become int32
+where they enter a term, because differences of unsigned integers wrap around. Floats are refused in
+their place, because bfloat16 rounds 257 to 256. A number outside int32 is refused where its
+value is known; a traced one wraps around, as `astype` does.
+
+Integers and booleans that are mixed or scored count as float32, those of 64 bits as float64, as in
+`jnp.mean`. Complex numbers are refused. Where x, parameters and context have one float type, no
+result depends on `jax_numpy_dtype_promotion`.
 """
 
 from __future__ import annotations

@@ -203,9 +203,9 @@ def kept(rows: Array, which: Array | None) -> Array:
 def covered(score: Array, visible: Array | None) -> Array:
     """The scores, each hidden one replaced by the largest visible one of its row.
 
-    A function of them is then finite, and so is its derivative, where it is so for what is visible:
-    the derivative of a hidden score is 0, and 0 times infinity is not. A row of which nothing is
-    visible borrows from the others.
+    A function that is finite on visible scores, with a finite derivative, is then so everywhere:
+    the cotangent of a hidden score is 0, and 0 times infinity would be NaN. A row that sees nothing
+    takes the largest visible score of the other rows.
     """
     if visible is None or not score.size:
         return score

@@ -219,7 +219,7 @@ class precision(Wrapper):
 
     Mixed precision (Micikevicius et al. 2018) is `precision(f, compute="bfloat16")`: parameters
     stay float32 and are rounded where they are used, and so is context that is computed with; what
-    comes out has the compute type.
+    comes out has the compute type. The module `dtypes` says which types each word takes and gives.
 
     Raises CompositionError for a name that is not a float type.
 

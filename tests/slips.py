@@ -18,7 +18,7 @@ from tokenizers.models import WordLevel
 from combinax import models
 from combinax.combinators import *
 from combinax.models import chat
-from combinax.models.layout import Layout, from_theirs, rules
+from combinax.models.layout import Layout, Stored, from_theirs, rules
 
 KEY = jax.random.key(0)
 X = jnp.ones((5, 4))
@@ -86,8 +86,12 @@ def one_head() -> Term:
     return normalize(softmax) @ score(dot) @ project(4)
 
 
-def weights(source: Any, dtype: str = "float32") -> Any:
+def weights(arrays: Any, dtype: str = "float32") -> Any:
     """Parameters of a model with one table, from a file."""
+    source = {
+        name: Stored(array.shape, array.dtype.name, lambda array=array: array, Path("a.bin"))
+        for name, array in arrays.items()
+    }
     layout = Layout(rules("", "", "w matrix table"), prefix="")
     return from_theirs(layout, source, {"table": X}, dtype)
 

@@ -315,12 +315,12 @@ RUN: dict[str, Slip] = {
         ParameterError,
     ),
     "a file of another shape": Slip(
-        lambda: weights({"w": lambda: np.ones((4, 3))}),
+        lambda: weights({"w": np.ones((4, 3))}),
         "w has shape (4, 3), and this model needs (5, 4)",
         ParameterError,
     ),
     "a file of codes": Slip(
-        lambda: weights({"w": lambda: np.ones((5, 4), np.int8)}),
+        lambda: weights({"w": np.ones((5, 4), np.int8)}),
         "w holds int8, and parameters are floats: weights in codes are read from GGUF alone",
         ParameterError,
     ),
