@@ -40,12 +40,17 @@ def largest(weights: Weights) -> Array:
     return jnp.where(taken.any(1), best, 0)
 
 
+ORDERLESS = weighted_sum, largest
+"""Folds of one value per key, to which it is one in which order keys stand."""
+
+
 @form
 class aggregate(Leaf):
     """Mixes the values: Weights -> (T, e).
 
     The weighted sum applies the function that normalizing yielded, `weights(value)`; another fold
-    over values is a function of Weights, such as `largest`.
+    over values is a function of Weights, such as `largest`; it sees the keys in the order of their
+    positions.
 
     >>> from combinax.combinators import Weights
     >>> aggregate()({}, Weights(jnp.array([[0.5, 0.5]]), jnp.array([[1.0], [3.0]])))
@@ -65,9 +70,9 @@ class aggregate(Leaf):
             return Width()
         if not isinstance(kind, Weights):
             raise CompositionError(mistaken(self, "weights", kind))
-        return kind.value
+        return kind.value if self.fold in ORDERLESS else Width()
 
     def apply(self, params: Any, x: Weights, context: Context) -> Array:
         if not isinstance(x, Weights):
             raise CompositionError(mistaken(self, "weights", x))
-        return self.fold(x)
+        return self.fold(x if self.fold in ORDERLESS else x.in_order())

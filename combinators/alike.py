@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-__all__ = ["alike"]
+__all__ = ["alike", "reached"]
 
 
 def alike(function: Callable[..., Any], arguments: tuple, axes: tuple) -> Any:
@@ -31,10 +31,15 @@ def alike(function: Callable[..., Any], arguments: tuple, axes: tuple) -> Any:
     closed, shape = jax.make_jaxpr(
         lambda *leaves: function(*jax.tree.unflatten(tree, leaves)), return_shape=True
     )(*one)
-    pairs = zip(closed.jaxpr.invars, spread, strict=True)
-    differ = {id(variable) for variable, axis in pairs if axis is not None}
-    for equation in closed.jaxpr.eqns:
-        if any(id(variable) in differ for variable in equation.invars):
-            differ.update(map(id, equation.outvars))
-    same = [id(variable) not in differ for variable in closed.jaxpr.outvars]
-    return jax.tree.unflatten(jax.tree.structure(shape), same)
+    differ = reached(closed.jaxpr, [axis is not None for axis in spread])
+    return jax.tree.unflatten(jax.tree.structure(shape), [not far for far in differ])
+
+
+def reached(jaxpr: Any, begin: Sequence[bool]) -> list[bool]:
+    """For each result of a jaxpr: whether an operation leads to it from one of some arguments."""
+    pairs = zip(jaxpr.invars, begin, strict=True)
+    found = {id(variable) for variable, here in pairs if here}
+    for equation in jaxpr.eqns:
+        if any(id(variable) in found for variable in equation.invars):
+            found.update(map(id, equation.outvars))
+    return [id(variable) in found for variable in jaxpr.outvars]

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .check import entering, fit
-from .declare import compute, declare, placing
+from .declare import Declare, compute, declare, placing
 from .errors import ParameterError
 from .kinds import show
 from .parameter import Parameter, is_parameter, over, plain
@@ -21,7 +21,10 @@ from .term import MISSING, Leaf, Term
 __all__ = ["Apply", "call"]
 
 
-def call(term: Term, params: Any, x: Any, names: Mapping[str, Any], execution: Any) -> Any:
+def call(
+    term: Term, params: Any, x: Any, names: Mapping[str, Any], execution: Any,
+    declaring: type[Declare] = Declare,
+) -> Any:  # fmt: skip
     """`term(params, x, **context)`: check that everything fits, then run."""
     if not isinstance(params, Mapping) or x is MISSING:
         got = "nothing" if params is MISSING else "None" if params is None else show(params)
@@ -33,7 +36,7 @@ def call(term: Term, params: Any, x: Any, names: Mapping[str, Any], execution: A
     params = plain(params)
     with placing(term, x):
         x, names = jax.tree.map(from_numpy, entering(term, x, names))
-        declared, _ = declare(term, x, names)
+        declared, _ = declare(term, x, names, declaring)
         run = execution(params, fit(term, declared, params))
         return term.wire(run, x, Context(dict(names))), run.outputs
 

@@ -15,7 +15,9 @@ from jax.core import Tracer
 
 from .dtypes import counts_as, floating, widened
 from .errors import CompositionError
+from .guards import as_names
 from .kinds import Width, fits
+from .pairs import check_pairs
 from .parameter import Parameter
 from .project import at_least, boolean
 from .records import Marks, Scores
@@ -123,7 +125,7 @@ class bias(Stage):
     """
 
     what: Any
-    rows: tuple[str, ...] = ()
+    rows: str | tuple[str, ...] = ()
 
     def __post_init__(self):
         super().__post_init__()
@@ -133,6 +135,7 @@ class bias(Stage):
             )
         if not isinstance(self.what, Term):
             as_function(self.what, "bias", "a function of marks, learned(shape) or read(name)")
+        object.__setattr__(self, "rows", as_names(self.rows, "rows of bias"))
 
     @property
     def marked(self) -> bool:
@@ -140,11 +143,12 @@ class bias(Stage):
 
     @property
     def facts(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        return self.rows, self.rows
+        rows = as_names(self.rows, "rows of bias")
+        return rows, rows
 
     @functools.cached_property
     def reads(self) -> frozenset[str]:
-        return frozenset(self.rows) | getattr(self.what, "reads", frozenset())
+        return frozenset(self.facts[0]) | getattr(self.what, "reads", frozenset())
 
     def parameters(self, x: Scores) -> dict[str, Parameter]:
         return self.what.parameters(x) if isinstance(self.what, Leaf) else {}
@@ -172,6 +176,9 @@ class bias(Stage):
         operands = self.operands(params, context)
         if isinstance(self.what, Source):
             check_table(self, operands, x)
+        elif not isinstance(self.what, Term) and not (x.marks and x.marks.in_part):
+            pairs: Any = spread(self, x.marks, context)
+            check_pairs(repr(self), self.what, pairs)
         score = self.tile(operands, x.score, spread(self, x.marks, context))
         return x.replace(score=score)
 
@@ -243,9 +250,13 @@ def alibi_slopes(heads: int) -> np.ndarray:
     >>> alibi_slopes(3).tolist()
     [0.0625, 0.00390625, 0.25]
     """
+    at_least(1, "alibi_slopes", heads=heads)
     lower = 2 ** int(np.log2(heads))
     powers = lambda n: 2.0 ** (-8 / n * np.arange(1, n + 1))  # noqa: E731
     return np.concatenate([powers(lower), powers(2 * lower)[::2][: heads - lower]])
+
+
+small_normal = jax.nn.initializers.normal(0.02)
 
 
 class Distances(Bias):
@@ -259,7 +270,7 @@ class Distances(Bias):
 
     def parameters(self, x: Any) -> dict[str, Parameter]:
         entries = int(self.buckets().max()) + 1
-        return {"table": Parameter((entries,), jax.nn.initializers.normal(0.02), ("positions",))}
+        return {"table": Parameter((entries,), small_normal, ("positions",))}
 
     def operands(self, params: Mapping[str, Array], context: Context) -> Array:
         return jnp.asarray(params["table"])[self.buckets()]

@@ -20,8 +20,8 @@ from .run import Context
 from .term import Term
 
 __all__ = [
-    "check_context", "check_input", "check_integers", "check_key", "check_names", "entering", "fit",
-    "is_key",
+    "check_context", "check_input", "check_integers", "check_key", "check_names", "check_rows",
+    "entering", "fit", "is_key",
 ]  # fmt: skip
 
 OPTIONAL = frozenset({"rng", "positions"})
@@ -88,6 +88,21 @@ def check_context(term: Term, context: Context) -> None:
         raise ContextError(f"no stage reads {name!r}; this term knows {known}")
     if "rng" in context:
         check_key(context["rng"])
+
+
+def check_rows(term: Term, x: Any, context: Context) -> None:
+    """Where each maps sequences, each row of every sequence has a position."""
+    positions = context.get("positions")
+    if positions is None or isinstance(positions, Range):
+        return
+    # What is left of an array of floats is a sequence from two axes on, of tokens from one.
+    least = [term.mapped_axes + jnp.issubdtype(v.dtype, jnp.floating) for v in jax.tree.leaves(x)]
+    axes = zip(map(jnp.ndim, jax.tree.leaves(x)), least, strict=True)
+    if jnp.ndim(positions) <= term.mapped_axes and any(n > few for n, few in axes):
+        raise ContextError(
+            f"positions has one integer per row of every sequence that each maps, and here it has "
+            f"shape {jnp.shape(positions)}; fixed=('positions',) gives every sequence the same"
+        )
 
 
 def check_names(term: Term, taken: Collection[str], where: str) -> None:

@@ -13,16 +13,18 @@ from .apply import Apply
 from .context import Execution
 from .errors import CompositionError
 from .fused import by_kernel
-from .gather import Captured, answer, planned
+from .gather import Captured, answer, leading, opened, planned
 from .grid import Grid
+from .kinds import told
 from .lookup import Lookup, inner
 from .project import Project, at_least, slots
 from .reassociate import in_part
 from .records import Entries
 from .run import Context, Run
-from .stream import Streamed, streamed_form
+from .stream import Step, Streamed, streamed_form
 from .term import Term, as_term, form
 from .tiles import joined
+from .union import Union
 from .wrap import Wrapper
 
 __all__ = ["Choose", "Decision", "decide", "materialized", "inside_copies", "streamed"]
@@ -61,13 +63,41 @@ class Decision:
         return f"{'streamed' if self.stream.features is None else 'reassociated'} {self.grid}"
 
 
-def decide(form: Any, lookup: Lookup, x: Any, context: Context) -> Decision:
-    """How a lookup is to run on its entries."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Question:
+    """What a lookup asks: the entries whose tiles are planned, the steps that run on these tiles,
+    and the number of keys in all its dictionaries."""
+
+    entries: Entries
+    steps: tuple[Step, ...]
+    keys: int
+
+
+def question(stream: Streamed, run: Run, x: Any, context: Context) -> Question | None:
+    """The question of a stream; None if its dictionaries give tables of scores alone."""
+    if isinstance(x, Entries):
+        return Question(x, stream.first.tiled if stream.first else (), len(x.key))
+    values = opened(stream, run, x, context)
+    lead = leading(stream, values)
+    if lead is None:
+        return None
+    keys = sum(len(value.key) for value in values if isinstance(value, Entries))
+    return Question(values[lead], stream.branches[lead].tiled, keys)
+
+
+def asks(form: Any, lookup: Lookup, x: Any) -> bool:
+    """Whether a lookup begins with entries, or with dictionaries that make their own of x."""
+    place, _ = lookup.stages[0]
+    return isinstance(x, Entries) or isinstance(form.parts[place], Union)
+
+
+def decide(form: Any, lookup: Lookup, x: Any, context: Context, run: Run) -> Decision:
+    """How a lookup is to run. Where the dictionaries of a union make entries of their own, `run`
+    runs the steps that make them."""
     execution = context.scope.execution
-    table = len(x.query) * len(x.key)
-    if not execution.copies * table:
-        return Decision("there is nothing to stream")
     stream = streamed_form(form, lookup)
+    if isinstance(x, Entries) and not execution.copies * len(x.query) * len(x.key):
+        return Decision("there is nothing to stream")
     if isinstance(stream, str):
         if execution.pin == "streamed":
             raise CompositionError(
@@ -77,7 +107,13 @@ def decide(form: Any, lookup: Lookup, x: Any, context: Context) -> Decision:
         return Decision(stream)
     if execution.pin == "materialized":
         return Decision("as pinned", pinned=True)
-    tiles = partial(best, stream, x, context, execution)
+    asked = question(stream, run, x, context)
+    if asked is None:
+        return Decision("its dictionaries give tables")
+    table = len(asked.entries.query) * asked.keys
+    if not execution.copies * table:
+        return Decision("there is nothing to stream")
+    tiles = partial(best, stream, asked, context, execution)
     if execution.pin == "streamed":
         return Decision("as pinned", stream, tiles(), pinned=True)
     on_cpu = jax.default_backend() == "cpu"
@@ -92,9 +128,9 @@ def decide(form: Any, lookup: Lookup, x: Any, context: Context) -> Decision:
     return Decision("the table is large", stream, grid)
 
 
-def best(stream: Streamed, x: Entries, context: Context, execution: Execution) -> Grid:
+def best(stream: Streamed, asked: Question, context: Context, execution: Execution) -> Grid:
     """The grid that costs least, or the one that is pinned."""
-    steps = stream.first.tiled if stream.first else ()
+    x, steps = asked.entries, asked.steps
     if execution.block:
         return planned(steps, x, context, execution.block)
     found: list[Grid] = []
@@ -128,24 +164,24 @@ class Choose(Apply):
 
     def lookup(self, form: Any, lookup: Lookup, x: Any, context: Context, step: Any) -> Any:
         table = partial(super().lookup, form, lookup)
-        if not isinstance(x, Entries):
+        if not asks(form, lookup, x):
             return table(x, context, step)
-        decision = decide(form, lookup, x, context)
+        decision = decide(form, lookup, x, context, self)
 
-        def ask(query: Any, key: Any, value: Any) -> Any:
-            entries = x.replace(query=query, key=key, value=value)
+        def ask(x: Any) -> Any:
             if decision.grid is None:
-                return table(entries, context, step)
+                return table(x, context, step)
             try:
-                return answer(decision.stream, self, entries, context, decision.grid)
+                return answer(decision.stream, self, x, context, decision.grid)
             except Captured:
                 if decision.pinned:
                     raise
-                return table(entries, context, step)
+                return table(x, context, step)
 
-        if decision.pinned:
-            return ask(x.query, x.key, x.value)
-        return by_kernel(decision.stream, x, ask)
+        if decision.pinned or not isinstance(x, Entries):
+            return ask(x)
+        rows = lambda query, key, value: ask(x.replace(query=query, key=key, value=value))  # noqa: E731
+        return by_kernel(decision.stream, x, rows)
 
     def mapped(self, form, x, context, size, axis, given, copies) -> Any:
         return super().mapped(form, x, inside_copies(context, size), size, axis, given, copies)
@@ -226,7 +262,7 @@ def streamed(term: Term, block: int | tuple[int, int] | None = None) -> Term:
     sizes = (block, block) if isinstance(block, int) else block
     if sizes is not None:
         if not isinstance(sizes, tuple) or len(sizes) != 2:
-            raise CompositionError(f"block of streamed is a number or a pair, not {block!r}")
+            raise CompositionError(f"block of streamed is a number or a pair, not {told(block)}")
         for size in sizes:
             at_least(1, "streamed", block=size)
     return Stream(term, sizes)

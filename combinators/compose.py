@@ -33,7 +33,7 @@ class Compose(Term):
     parts: tuple[Term, ...]
 
     def __post_init__(self):
-        self.layout  # noqa: B018 - names that collide are refused here
+        super().__post_init__()
         try:
             self.flow(None)
         except TermError as error:
@@ -94,7 +94,8 @@ class Compose(Term):
                     raise unanswered(error, segment, before, run.path) from error.__cause__
             else:
                 x = step(segment, x)
-                if self.parts[segment].constant:  # x ends here, and what is known of its rows
+                if not self.parts[segment].follows(context.scope.made_inside):
+                    # Here x ends, and with it what is known of its rows.
                     context = context.without("positions")
         return x
 
@@ -175,7 +176,6 @@ class Branches(Term):
 
     def __post_init__(self):
         super().__post_init__()
-        self.layout  # noqa: B018 - names that collide are refused here
         self.flow(None)
 
     def text(self, write: Write) -> str:

@@ -58,7 +58,7 @@ def static(default: Any) -> Any:
 @dataclasses.dataclass(frozen=True)
 class Scope:
     """What forms tell the stages inside them: number types, the head, the execution, and the names
-    in the context that `given` made inside the term."""
+    in the context that `given` made inside the term of rows of the sequence."""
 
     head: Head | None = None
     precision: precision | None = static(None)

@@ -14,9 +14,10 @@ import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
 
-from .check import check_context, check_input, entering, is_key
+from .check import check_context, check_input, check_rows, entering, is_key
 from .errors import CompositionError, Line, ParameterError, TermError, brief
-from .kinds import show, spec
+from .guards import check_hashable
+from .kinds import show, spec, told
 from .parameter import Parameter, copied, is_parameter, over
 from .run import Context, Name, Run, put
 from .term import MISSING, Leaf, Term
@@ -31,9 +32,9 @@ class Declare(Run):
     def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
         policy = context.scope.precision
         float_type = (policy and policy.params) or jnp.result_type(float)
-        self.outputs = over(
-            term.parameters(x), lambda p: dataclasses.replace(p, dtype=p.dtype or float_type)
-        )
+        with blaming(term):
+            declared = parameters_of(term, x)
+        self.outputs = over(declared, lambda p: dataclasses.replace(p, dtype=p.dtype or float_type))
         zeros = over(self.outputs, lambda p: jnp.zeros(p.shape, p.dtype))
         return compute(term, zeros, x, context, self.path)
 
@@ -42,7 +43,7 @@ class Declare(Run):
 
     def at(self, path: tuple[str, ...], aliases: Any = None) -> Declare:
         """This execution, at another place."""
-        return Declare(self.root, path, aliases)
+        return type(self)(self.root, path, aliases)
 
     def copies(self, name: str | None) -> tuple[Any, Any, Callable[[Any], Run]]:
         return (), None, lambda _: self
@@ -69,20 +70,35 @@ class Declare(Run):
         return y
 
     def everywhere(self, form: Any, x: Any, context: Context) -> Any:
-        inner = self.at((form.label,))
-        y = form.parts[0].wire(inner, x, context)
-        before = self.root.setdefault(form.label, inner.outputs)
-        if before != inner.outputs:
+        inner, (term,) = self.at((form.label,)), form.parts
+        y = term.wire(inner, x, context)
+        first, before = self.root.setdefault(form.label, (term, inner.outputs))
+        one, other = (dict(walk(declared)) for declared in (before, inner.outputs))
+        # An equal term may have made the same initializer anew.
+        fits = one == other if first != term else likeness(one) == likeness(other)
+        if not fits:
             raise CompositionError(
                 f"shared(…, name={form.label!r}) stands in two places that need different "
-                f"parameters: {shapes(before)} in one and {shapes(inner.outputs)} in the other"
+                f"parameters: {listed(one)} in one and {listed(other)} in the other"
+                + ("; their initializers differ" if listed(one) == listed(other) else "")
             )
         return y
 
 
-def shapes(declared: Any) -> str:
-    """The parameters of a declaration in words."""
-    return ", ".join(f"{'.'.join(path)} {p.shape}" for path, p in walk(declared))
+Declared = dict[tuple[str, ...], Parameter]
+
+
+def likeness(declared: Declared) -> Any:
+    """Declarations without their initializers."""
+    return {path: (p.shape, p.axes, p.dtype, p.copies, p.shared) for path, p in declared.items()}
+
+
+def listed(declared: Declared) -> str:
+    """Declarations in words."""
+    return ", ".join(
+        f"{'.'.join(path)} {show(jax.ShapeDtypeStruct(p.shape, p.dtype))}"
+        for path, p in declared.items()
+    )
 
 
 def same_shape(form: Term, x: Any, y: Any) -> None:
@@ -91,6 +107,42 @@ def same_shape(form: Term, x: Any, y: Any) -> None:
             f"a repeated block gives back the shape and type it takes; this one turns "
             f"{show(spec(x))} into {show(spec(y))}"
         )
+
+
+UNDECIDED = (
+    "asks whether an array is true, as `if`, `and`, `or`, `not` and 1 < x < 2 do: every number of "
+    "an array has its own truth, so combine them with &, | and ~, and choose with jnp.where"
+)
+
+
+def asks_for_truth(error: Exception) -> bool:
+    """Whether an array was used as one truth value: traced, or known by number."""
+    traced = isinstance(error, jax.errors.TracerBoolConversionError)
+    return traced or "truth value of an array" in str(error)
+
+
+def parameters_of(term: Leaf, x: Any) -> dict[str, Any]:
+    """What a primitive declares: a dict of Parameter, by name."""
+
+    def check(declared: Any, name: str) -> None:
+        if is_parameter(declared):
+            return
+        if not isinstance(declared, Mapping):
+            raise CompositionError(
+                f"{term.name} declares {name} as {told(declared)}, and what is learned is declared "
+                "by shape, initializer and axes: Parameter((4,), jax.nn.initializers.ones, "
+                "('out',))"
+            )
+        for inner, value in declared.items():
+            check(value, str(inner))
+
+    declared = term.parameters(x)
+    if is_parameter(declared):
+        raise CompositionError(
+            f"parameters of {term.name} gives one Parameter; it gives a dict of them by name"
+        )
+    check(declared, "its parameters")
+    return declared
 
 
 def compute(term: Leaf, params: Mapping[str, Array], x: Any, context: Context, path) -> Any:
@@ -103,11 +155,20 @@ def compute(term: Leaf, params: Mapping[str, Array], x: Any, context: Context, p
     if term.random and "rng" in context:
         address = zlib.crc32("/".join(path).encode())
         context = context | {"rng": jax.random.fold_in(context["rng"], address)}
-    try:
+    with blaming(term):
         return term.apply(params, x, context)
+
+
+@contextmanager
+def blaming(term: Leaf) -> Iterator[None]:
+    """What a primitive raises, with the primitive that raised it."""
+    try:
+        yield
     except TermError:
         raise
     except (TypeError, ValueError) as error:
+        if asks_for_truth(error):
+            raise CompositionError(f"{brief(repr(term))} {UNDECIDED}") from error
         says = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
         raise CompositionError(f"{term!r} raised {says}") from error
     except Exception as error:  # passes as it is, and says where it was raised
@@ -118,25 +179,32 @@ def compute(term: Leaf, params: Mapping[str, Array], x: Any, context: Context, p
 
 
 @lru_cache(maxsize=512)
-def declare_cached(term: Term, leaves: tuple, tree: Any, float_type: Any) -> tuple[dict, Any]:
-    run = Declare({})
+def declare_cached(
+    term: Term, leaves: tuple, tree: Any, float_type: Any, declaring: type[Declare]
+) -> tuple[dict, Any]:
+    run = declaring({})
     x, context = jax.tree.unflatten(tree, leaves)
     y = jax.eval_shape(lambda x, context: term.wire(run, x, context), x, context)
     for name in run.root.keys() & run.outputs.keys():
         raise CompositionError(
             f"shared(…, name={name!r}) takes the name of a stage: choose another"
         )
-    return {**run.outputs, **run.root}, y
+    return {**run.outputs, **{label: declared for label, (_, declared) in run.root.items()}}, y
 
 
-def declare(term: Term, x: Any, names: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+def declare(
+    term: Term, x: Any, names: Mapping[str, Any], declaring: type[Declare] = Declare
+) -> tuple[dict[str, Any], Any]:
     """What a term learns when x goes in, and the abstract value that comes out."""
     check_input(x)
+    check_hashable(term)
     with placing(term, x):
         check_context(term, Context(dict(names)))
         x, names = entering(term, x, names)
-        leaves, tree = jax.tree.flatten(spec((x, Context(names))))
-        return declare_cached(term, tuple(leaves), tree, jnp.result_type(float))
+        abstract, context = spec((x, Context(names)))
+        check_rows(term, abstract, Context(names))
+        leaves, tree = jax.tree.flatten((abstract, context))
+        return declare_cached(term, tuple(leaves), tree, jnp.result_type(float), declaring)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import numpy as np
 from jax.core import Tracer
 
 from .check import entering
-from .choose import decide, inside_copies
+from .choose import asks, decide, inside_copies
 from .declare import Declare, compute, declare, walk
 from .intervals import is_whole
 from .kinds import show, spec
@@ -67,15 +67,17 @@ class Describe(Declare):
     """Run a term on abstract values and note every stage in turn.
 
     `copies` are the sizes of the forms around, with their names: a stage inside runs as often.
+    Inside a lookup of a union, `decided` says that the parts run as that lookup does.
     """
 
-    def __init__(self, root: Any, path=(), aliases=None, rows=None, copies=()):
+    def __init__(self, root: Any, path=(), aliases=None, rows=None, copies=(), decided=False):
         super().__init__(root, path, aliases)
         self.rows: list[Row] = [] if rows is None else rows
         self.around: tuple[tuple[str, int], ...] = copies
+        self.decided = decided
 
     def at(self, path: tuple[str, ...], aliases: Any = None) -> Describe:
-        return Describe(self.root, path, aliases, self.rows, self.around)
+        return Describe(self.root, path, aliases, self.rows, self.around, self.decided)
 
     def part(self, form: Term, index: int, x: Any, context: Context) -> Any:
         before = len(self.rows)
@@ -99,10 +101,13 @@ class Describe(Declare):
         return y
 
     def lookup(self, form: Term, lookup: Lookup, x: Any, context: Context, step: Any) -> Any:
-        at = len(self.rows)
+        at, decided = len(self.rows), self.decided
+        self.decided = decided or not isinstance(x, Entries)
         y = super().lookup(form, lookup, x, context, step)
-        if isinstance(x, Entries):
-            runs = str(decide(form, lookup, x, context))
+        self.decided = decided
+        if asks(form, lookup, x) and not decided:
+            silent = Declare(self.root, self.path, self.aliases)
+            runs = str(decide(form, lookup, x, context, silent))
             inside = [dataclasses.replace(row, runs="") for row in self.rows[at:]]
             self.rows[at:] = [dataclasses.replace(inside[0], runs=runs), *inside[1:]]
         return y

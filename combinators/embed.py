@@ -126,6 +126,7 @@ class Tied(Term):
     word = "tied"
 
     def __post_init__(self):
+        super().__post_init__()
         self.flow(None)
 
     @property

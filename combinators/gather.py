@@ -25,7 +25,7 @@ from .normalize import LogSumExp, lowest
 from .parameter import is_parameter
 from .reassociate import feature_map, in_part, summed
 from .records import Entries, Marks, Range, Rows, Scores, Weights, numbers
-from .run import Context, put, select
+from .run import Context, Run, put, select
 from .settle import tile_of
 from .spans import survey
 from .stream import Partial, Step, Streamed, merge, within
@@ -33,7 +33,7 @@ from .term import Leaf
 from .tiles import Fold, fold
 from .wrap import Everywhere
 
-__all__ = ["Captured", "Reading", "answer", "finished", "masks", "planned"]
+__all__ = ["Captured", "Reading", "answer", "finished", "leading", "masks", "opened", "planned"]
 
 
 EXPONENTIAL = 16
@@ -264,23 +264,43 @@ def names_read(steps: Sequence[Step]) -> frozenset[str]:
     return frozenset({"rng"}).union(*(step.stage.reads for step in steps))
 
 
-def answer(stream: Streamed, run: Apply, x: Entries, context: Context, grid: Grid) -> Array:
-    """Ask a stream: what its dictionaries give together; the grid is that of the first in tiles."""
-    found, column = [], 0
-    for number, branch in enumerate(stream.branches):
-        reading, value = Reading(stream, number, column), x
+def opened(stream: Streamed, run: Run, x: Any, context: Context) -> list[Any]:
+    """Each dictionary of a stream once its whole steps have run: entries, or a table of scores."""
+    values = []
+    for branch in stream.branches:
+        value = x
         for step in branch.whole:
             value = step.run(run, value, context)
+        values.append(value)
+    return values
+
+
+def leading(stream: Streamed, values: list[Any]) -> int | None:
+    """The dictionary whose tiles are planned, the others in blocks of the same size: the first that
+    is asked as it is, or else the one with the most keys. None if no dictionary has tiles."""
+    tiled = [i for i, value in enumerate(values) if isinstance(value, Entries)]
+    as_it_is = [i for i in tiled if not stream.branches[i].whole]
+    return next(iter(as_it_is), max(tiled, key=lambda i: len(values[i].key), default=None))
+
+
+def answer(stream: Streamed, run: Apply, x: Any, context: Context, grid: Grid) -> Array:
+    """Ask a stream: what its dictionaries give together; the grid is that of the leading one."""
+    values = opened(stream, run, x, context)
+    lead = leading(stream, values)
+    asking = x if isinstance(x, Entries) or lead is None else values[lead]
+    found, column = [], 0
+    for number, value in enumerate(values):
+        reading = Reading(stream, number, column)
         if isinstance(value, Entries):
             own = grid
-            if branch is not stream.first:
-                own = planned(branch.tiled, value, context, grid.block)
+            if number != lead:
+                own = planned(reading.steps, value, context, grid.block)
             found.append(reading.tiled(run, value, context, own))
             column += len(value.key)
         else:
-            found.append(reading.whole(run, value, x.marks.query, context))
+            found.append(reading.whole(run, value, asking.marks.query, context))
             column += value.score.shape[1]
-    return finished(stream, reduce(partial(merge, stream.how), found), counts_as(x.value))
+    return finished(stream, reduce(partial(merge, stream.how), found), counts_as(asking.value))
 
 
 def finished(stream: Streamed, found: Any, kind: Any) -> Array:

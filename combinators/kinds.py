@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .errors import brief
 from .records import Entries, Scores, Weights
 
 if TYPE_CHECKING:
     from .term import Term
 
-__all__ = ["Width", "fits", "mistaken", "show", "spec"]
+__all__ = ["Width", "fits", "mistaken", "show", "spec", "told"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +70,13 @@ def show(value: Any) -> str:
             return shape if value.dtype == jnp.float32 else f"{shape} {value.dtype}"
         case _:
             return type(value).__name__
+
+
+def told(value: Any) -> str:
+    """What a user wrote, in an error message: an array by its shape, a long text shortened."""
+    if isinstance(value, (jax.Array, np.ndarray)):
+        return f"an array {show(value)}"
+    return brief(repr(value))
 
 
 def mistaken(term: Term, wanted: str, kind: Any) -> str:

@@ -17,10 +17,12 @@ from jax import Array
 from .errors import CompositionError
 from .intervals import Span
 from .kinds import fits, mistaken
-from .predicates import as_predicate
+from .pairs import check_pairs
+from .predicates import Predicate, as_predicate, predicate
 from .records import Entries, Marks, Range, Rows, Scores
 from .run import Context
 from .term import Leaf, after_union, form, spread
+from .written import PACKAGE
 
 __all__ = ["mask"]
 
@@ -46,6 +48,12 @@ def check_table(name: str, table: Any, shape: tuple[int, int]) -> None:
             f"it together with x, each(term), or give each head its own, heads(n, f, {name}=…)"
         )
     check_fits(f"read({name!r})", jnp.shape(table), shape)
+
+
+def written_by_user(part: Predicate) -> bool:
+    """Whether a predicate is a function, or a class, that is none of this package's."""
+    function = isinstance(part, predicate) and not part.label
+    return function or not type(part).__module__.startswith(PACKAGE)
 
 
 @form
@@ -113,7 +121,11 @@ class mask(Leaf):
                     f"every keyword over its first axis: each(term, fixed=({name!r},)) keeps it "
                     "whole"
                 )
-        visible = self.visible(spread(self, x.marks, context))
+        marks: Any = spread(self, x.marks, context)
+        for part in () if x.marks.in_part else self.predicate.leaves:
+            if written_by_user(part):
+                check_pairs(repr(part), part, marks)
+        visible = self.visible(marks)
         check_fits(repr(self.predicate), visible.shape, shape)
         visible = jnp.broadcast_to(visible, shape)
         all_seen, all_see = self.diagonal(x.marks)

@@ -92,11 +92,14 @@ def recalled(
         )
         position = jnp.concatenate([positions_at(first - 1, rows), ours.position])
     filled = position >= 0
+    # Of a row that was not written yet the position is negative: it stands after all others.
+    order = jnp.argsort(jnp.where(filled, position, jnp.iinfo(position.dtype).max))
     return entries.replace(
         key=table["key"].astype(entries.key.dtype),
         value=table["value"].astype(entries.value.dtype),
         marks=Marks(ours, Rows(position, position, table.get("facts", {}))),
         visible=jnp.broadcast_to(filled, (len(entries.query), len(filled))),
+        order=order,
     )
 
 

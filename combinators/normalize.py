@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -83,6 +83,9 @@ class RowNormalizer(Leaf):
     """
 
     rowwise = True
+    ordered: ClassVar[bool] = True
+    """Whether weights may depend on the order of the keys, as among equals: columns then come in
+    the order of positions."""
 
     def weights(self, score: Array, visible: Array | None, *args: Any, **params: Any) -> Array:
         raise NotImplementedError(f"{type(self).__name__} does not define weights")
@@ -123,6 +126,8 @@ class Streaming(RowNormalizer):
     of keys merge by `rescale`: what was weighed relative to one reference counts so much relative
     to another. Together they are a monoid, of which the whole table is the case of one block.
     """
+
+    ordered = False
 
     def reference(self, score: Array, visible: Array | None, *args: Any, **params: Any) -> Array:
         """One number per row, (t,), to weigh relative to; the larger one of two blocks stands."""
@@ -314,8 +319,16 @@ class normalize(Leaf):
 
     def apply(self, params: Mapping[str, Array], x: Scores, context: Context) -> Weights:
         score = widened(x.score)
-        weight = self.weights(params, x.replace(score=score)) if score.shape[-1] else score
-        return Weights(weight, x.value, x.marks, x.live)
+        order = x.sorting if getattr(self.rows, "ordered", True) else None
+        if not score.shape[-1]:
+            weight = score
+        elif order is None:
+            weight = self.weights(params, x.replace(score=score))
+        else:
+            visible = None if x.visible is None else x.visible[:, order]
+            columns = x.replace(score=score[:, order], visible=visible)
+            weight = self.weights(params, columns)[:, jnp.argsort(order)]
+        return Weights(weight, x.value, x.marks, x.live, x.order)
 
     def weights(self, params: Mapping[str, Array], x: Scores) -> Array:
         if isinstance(self.rows, RowNormalizer):

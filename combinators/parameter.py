@@ -7,9 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
 from .errors import CompositionError
+from .kinds import told
+from .written import reference
 
 __all__ = ["Initializer", "Parameter"]
 
@@ -34,8 +37,20 @@ class Parameter:
     shared: frozenset[str] = frozenset()
 
     def __post_init__(self):
+        for what in ("shape", "axes"):
+            if not isinstance(getattr(self, what), tuple):
+                raise CompositionError(
+                    f"{what} of a parameter is a tuple, and here it is {getattr(self, what)!r}"
+                )
+        if not all(hasattr(size, "__index__") for size in self.shape):
+            raise CompositionError(f"a shape is a tuple of integers, not {self.shape}")
         if len(self.axes) != len(self.shape):
             raise CompositionError(f"a parameter of shape {self.shape} has axes {self.axes}")
+        if not callable(self.init):
+            raise CompositionError(
+                "a parameter takes an initializer, a function of (key, shape, dtype) such as "
+                f"jax.nn.initializers.ones, not {told(self.init)}"
+            )
 
     def copied(self, name: str, size: int, axis: Callable[[Parameter], int]) -> Parameter:
         """This parameter once per copy, along a new axis called `name`; or shared by the copies."""
@@ -64,7 +79,13 @@ class Parameter:
     def make(self, key: Array) -> Array:
         """The parameter's first value; every copy is drawn from a key of its own."""
         if not self.copies:
-            return self.init(key, self.shape, self.dtype)
+            value = jnp.asarray(self.init(key, self.shape, self.dtype), self.dtype)
+            if value.shape != self.shape:
+                raise CompositionError(
+                    f"an initializer gives the shape that it is asked for, {self.shape}; "
+                    f"{reference(self.init)} gives {value.shape}"
+                )
+            return value
         inner, last = self.inner(), self.copies[-1]
         if last is None:
             return inner.make(key)

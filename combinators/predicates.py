@@ -12,6 +12,8 @@ from jax import Array
 from .bounds import Program
 from .dtypes import uncounted
 from .errors import CompositionError
+from .guards import as_name, as_names
+from .kinds import told
 from .maybe import ANYTHING, Maybe, truth
 from .project import at_least
 from .records import Rows
@@ -64,6 +66,11 @@ class Predicate:
         except (TypeError, AttributeError, LookupError, ValueError):
             return ANYTHING
 
+    @property
+    def leaves(self) -> tuple[Predicate, ...]:
+        """The predicates that it is put together from."""
+        return (self,)
+
     def __and__(self, other: Any) -> Predicate:
         return Both(self, as_predicate(other))
 
@@ -108,6 +115,10 @@ class Pair(Predicate):
     def each_row(self):
         return self.first.each_row + self.second.each_row
 
+    @property
+    def leaves(self):
+        return self.first.leaves + self.second.leaves
+
     def join(self, first: Any, second: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} does not define join")
 
@@ -142,6 +153,10 @@ class Not(Predicate):
     inner: Predicate
 
     @property
+    def leaves(self):
+        return self.inner.leaves
+
+    @property
     def rows(self):
         return self.inner.rows
 
@@ -167,7 +182,9 @@ class Not(Predicate):
 class predicate(Predicate):
     """Any function of the marks of queries and keys as a predicate.
 
-    `names` are context that has one entry per row, or one for all: `query[name]`, `key[name]`.
+    It answers for each pair: from query.position (T, 1) and key.position (1, S) it gives (T, S), or
+    1 along a side that it does not look at. `names` is context that has one entry per row of
+    queries, of keys or of both, or one for all: `query[name]`, `key[name]`.
 
     A stream skips the blocks in which the predicate holds for no pair. It finds them from the least
     and the largest position, index and fact of each block of rows, which bound what is computed of
@@ -177,18 +194,24 @@ class predicate(Predicate):
     it is traced where positions tell up to 2²⁸ of them, otherwise when it runs, if that costs less
     than the blocks. Where it does not, every block is visited, and `describe` says so.
 
+    Raises CompositionError, when it runs, for a result that folds a side up.
+
     >>> even = predicate(lambda query, key: key.position % 2 == 0)
     >>> mask(causal & even).predicate.first
     causal
     """
 
     function: Callable[[Rows, Rows], Array]
-    names: tuple[str, ...] = ()
+    names: str | tuple[str, ...] = ()
     label: str = ""
+
+    def __post_init__(self):
+        object.__setattr__(self, "names", as_names(self.names, "predicate"))
 
     @property
     def rows(self):
-        return self.names, self.names
+        names = as_names(self.names, "predicate")
+        return names, names
 
     def __call__(self, query: Rows, key: Rows) -> Array:
         return truth(self.function(query, key))
@@ -297,6 +320,10 @@ class same(Predicate):
     query_name: str
     key_name: str = ""
 
+    def __post_init__(self):
+        for name in (self.query_name, self.key_name or self.query_name):
+            as_name(name, "same")
+
     @property
     def rows(self):
         return (self.query_name,), (self.key_name or self.query_name,)
@@ -316,9 +343,9 @@ class same(Predicate):
 class valid(Predicate):
     """The first n keys, n in the context: `valid("lengths")` keeps padding out.
 
-    The name holds one number, or one for each row of keys; an attention mask of 1 and 0 is none.
+    The name holds one number; an attention mask of 1 and 0 is none, its `mask.sum(-1)` is.
 
-    Raises CompositionError for booleans and floats.
+    Raises CompositionError for booleans, floats, and one entry per row.
 
     >>> query, keys = Rows(0, 0), Rows(jnp.arange(4), jnp.arange(4), {"lengths": 3})
     >>> valid("lengths")(query, keys).astype(int)
@@ -326,6 +353,9 @@ class valid(Predicate):
     """
 
     name: str
+
+    def __post_init__(self):
+        as_name(self.name, "valid")
 
     @property
     def rows(self):
@@ -338,6 +368,13 @@ class valid(Predicate):
             raise CompositionError(
                 f"{self!r} keeps the first n keys, and {self.name} is boolean: pass numbers, for "
                 "an attention mask mask.sum(-1)"
+            )
+        if getattr(length, "size", 1) > 1:
+            raise CompositionError(
+                f"{self!r} keeps the first n keys, and {self.name} has an entry for each of "
+                f"{length.size} rows: pass one number, {self.name}.sum(-1) for an attention mask "
+                f"that ends in zeros; same({self.name!r}) keeps rows of 1 and 0 apart wherever "
+                "they are"
             )
         return key.index < length
 
@@ -381,7 +418,7 @@ def as_predicate(what: Any) -> Predicate:
     if callable(what) and not hasattr(what, "wire"):
         return predicate(cast(Any, what))
     kind = getattr(what, "dtype", None)
-    shown = f"an array of {kind}" if kind is not None else repr(what)
+    shown = f"an array of {kind}" if kind is not None else told(what)
     raise CompositionError(
         f"a mask is a predicate such as causal, a boolean function of marks, or read(name), "
         f"True = may attend; not {shown}"

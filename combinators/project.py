@@ -16,7 +16,7 @@ from jax import Array
 
 from .dtypes import counts_as
 from .errors import CompositionError
-from .kinds import Width, mistaken, show
+from .kinds import Width, mistaken, show, told
 from .parameter import Parameter
 from .records import Entries, Marks, Range, Rows
 from .run import Context, Run
@@ -27,6 +27,7 @@ from .written import Write
 __all__ = ["linear", "project", "slots"]
 
 fan_in = jax.nn.initializers.lecun_normal()
+fan_out = jax.nn.initializers.variance_scaling(1.0, "fan_out", "normal")
 
 
 @form
@@ -110,9 +111,10 @@ class Project(Term):
             raise CompositionError(
                 f"every key needs a value; there are {len(key)} keys and {len(value)} values"
             )
+        made = context.scope.made_inside
         marks = Marks(
             *(
-                rows_at(Context() if part.constant else context, len(rows))
+                rows_at(context if part.follows(made) else Context(), len(rows))
                 for part, rows in ((self.query, query), (self.key, key))
             )
         )
@@ -186,9 +188,8 @@ class slots(Leaf):
     def parameters(self, x: Any) -> dict[str, Parameter]:
         query, value = (x.query, x.value) if isinstance(x, Entries) else (x, x)
         floats(self, query)
-        key = jax.nn.initializers.variance_scaling(1.0, "fan_out", "normal")
         return {
-            "key": Parameter((self.count, query.shape[-1]), key, ("slots", "in")),
+            "key": Parameter((self.count, query.shape[-1]), fan_out, ("slots", "in")),
             "value": Parameter((self.count, value.shape[-1]), fan_in, ("slots", "out")),
         }
 
@@ -238,7 +239,7 @@ def at_least(least: int, term: Any, **numbers: Any) -> None:
     for name, number in numbers.items():
         if not isinstance(number, int) or isinstance(number, bool) or number < least:
             raise CompositionError(
-                f"{name} of {word} is an integer of at least {least}, not {number!r}"
+                f"{name} of {word} is an integer of at least {least}, not {told(number)}"
             )
 
 

@@ -82,7 +82,7 @@ class Rows:
 
     position: Any
     index: Any
-    facts: dict[str, Array] = dataclasses.field(default_factory=dict)
+    facts: Mapping[str, Array | None] = dataclasses.field(default_factory=dict)
     span: Range | Slice | None = None
 
     def __getitem__(self, name: str) -> Array:
@@ -91,22 +91,39 @@ class Rows:
                 f"marks hold {name!r} where a stage asks for it by name: "
                 f"bias(fn, rows=({name!r},)), predicate(fn, ({name!r},))"
             )
-        return self.facts[name]
+        found = self.facts[name]
+        if found is None:
+            raise ContextError(
+                f"{name} has one entry for each row of the other side of the table, and none for "
+                f"these {jnp.size(self.index)}: name the rows of each side, such as "
+                f"same({name!r}, 'memory_{name}')"
+            )
+        return found
 
     @property
     def length(self) -> int:
         return len(self.index) if isinstance(self.index, Array) else self.index.length
 
-    def read(self, names: tuple[str, ...], context: Mapping[str, Any], side: str) -> Rows:
-        """These rows with the named facts from the context: one per row, or one for all."""
-        facts = dict(self.facts)
+    def read(
+        self, names: tuple[str, ...], context: Mapping[str, Any], side: str, other: tuple[str, ...]
+    ) -> Rows:
+        """These rows with the named facts from the context: one per row, or one for all.
+
+        A fact that the other side asks for as well may be of that side alone: it is None here.
+        """
+        facts: dict[str, Any] = dict(self.facts)
         for name in names:
             if name in facts:  # rows that were kept have theirs with them
                 continue
             value = jnp.asarray(context[name])
-            if isinstance(self.index, Slice) and value.shape[:1] not in ((), (1,)):
+            count = value.shape[0] if value.ndim else 1
+            part = isinstance(self.index, Slice) and count != 1
+            if part and count >= self.length:
                 value = self.index.take(value, 0)
-            if value.ndim and value.shape[0] not in (1, self.length):
+            elif count not in (1, self.length):
+                if name in other:
+                    facts[name] = None
+                    continue
                 raise ContextError(
                     f"{name} needs one entry for each of the {self.length} {side} rows, "
                     f"or one for all; it has shape {value.shape}"
@@ -124,12 +141,22 @@ class Rows:
         """The same rows with every per-row fact laid along `axis` of a (T, S) table."""
 
         def lay(value):
+            if value is None:
+                return None
             value = numbers(value)
             return jnp.expand_dims(value, 1 - axis) if value.ndim == 1 else value
 
         facts = {name: lay(value) for name, value in self.facts.items()}
         span = None if isinstance(self.index, Array) else self.index
         return Rows(lay(self.position), lay(self.index), facts, span)
+
+    def permuted(self, order: Array) -> Rows:
+        """The same rows in another order."""
+        position, index = (numbers(rows)[order] for rows in (self.position, self.index))
+        return Rows(position, index, {
+            name: value[order] if value is not None and value.shape[:1] == order.shape else value
+            for name, value in self.facts.items()
+        })  # fmt: skip
 
     def take(self, table: Array, axis: int) -> Array:
         """These rows of a table that has all rows along `axis`, or one that counts for all."""
@@ -150,7 +177,14 @@ class Marks:
     def read(
         self, query: tuple[str, ...], key: tuple[str, ...], context: Mapping[str, Any]
     ) -> Marks:
-        return Marks(self.query.read(query, context, "query"), self.key.read(key, context, "key"))
+        read = Marks(
+            self.query.read(query, context, "query", key),
+            self.key.read(key, context, "key", query),
+        )
+        for name in query:
+            if read.query.facts[name] is None and read.key.facts.get(name) is None:
+                self.query.read((name,), context, "query", ())  # it fits neither side
+        return read
 
     @property
     def in_part(self) -> bool:
@@ -197,6 +231,18 @@ def either(a: Array | None, b: Array | None) -> Array | None:
 class Record:
     """What the three records have in common."""
 
+    marks: Any
+    order: Array | None
+
+    @property
+    def sorting(self) -> Array | None:
+        """The permutation (S,) that puts the keys in the order of their positions; None where they
+        stand in it."""
+        if self.order is not None or self.marks is None:
+            return self.order
+        position = self.marks.key.position
+        return jnp.argsort(position) if isinstance(position, Array) else None
+
     def replace(self, **changes: Any) -> Self:
         return dataclasses.replace(cast(Any, self), **changes)
 
@@ -207,7 +253,8 @@ class Entries(Record):
 
     query (T, d), key (S, d), value (S, e); `visible` (T, S) is what the masks leave, None where
     nothing is masked; `live` (S,) marks the keys that some query sees, None where all are seen;
-    `awake` (T,) the queries that see some key, None where all do.
+    `awake` (T,) the queries that see some key, None where all do; `order` (S,) sorts the keys by
+    position where their marks do not.
     """
 
     query: Any
@@ -217,6 +264,7 @@ class Entries(Record):
     visible: Array | None = None
     live: Array | None = None
     awake: Array | None = None
+    order: Array | None = None
 
 
 @record
@@ -229,6 +277,7 @@ class Scores(Record):
     visible: Array | None = None
     live: Array | None = None
     awake: Array | None = None
+    order: Array | None = None
 
     @property
     def covered(self) -> Array:
@@ -248,6 +297,7 @@ class Weights(Record):
     value: Any
     marks: Any = None
     live: Array | None = None
+    order: Array | None = None
 
     def __call__(self, value: Array) -> Array:
         """weights(value)[t] = sum over s of weight[t, s] value[s]: (S, e) -> (T, e).
@@ -257,6 +307,15 @@ class Weights(Record):
         multiplied: even NaN stays out.
         """
         return self.mixed(value).astype(counts_as(value))
+
+    def in_order(self) -> Weights:
+        """The same weights and values, the keys in the order of their positions."""
+        order = self.sorting
+        if order is None:
+            return self
+        live = None if self.live is None else self.live[order]
+        marks = self.marks and Marks(self.marks.query, self.marks.key.permuted(order))
+        return Weights(self.weight[:, order], self.value[order], marks, live)
 
     def mixed(self, value: Array) -> Array:
         """The sum before it is rounded."""

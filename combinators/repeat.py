@@ -12,8 +12,10 @@ from jax import Array
 
 from .dtypes import numbered
 from .errors import CompositionError
-from .kinds import Width, show, spec
+from .guards import as_names, unread
+from .kinds import Width, show, spec, told
 from .project import at_least
+from .records import Range
 from .run import Context, Run
 from .term import Term, as_term, form
 from .wrap import Wrapper
@@ -46,6 +48,11 @@ class Repeat(Term):
             raise CompositionError(
                 f"repeat makes whole patterns: {self.count} blocks do not divide into patterns of "
                 f"{len(self.parts)}"
+            )
+        if not callable(self.remat):
+            raise CompositionError(
+                f"remat takes a transformation of functions, remat=jax.checkpoint, not "
+                f"{told(self.remat)}"
             )
         self.flow(None)
 
@@ -114,15 +121,16 @@ class Each(Wrapper):
         super().__post_init__()
         for name in self.fixed:
             if name not in self.known:
-                known = ", ".join(sorted(self.known))
-                raise CompositionError(
-                    f"each keeps {name!r} whole for {self.term!r}, which knows {known}"
-                )
+                raise unread(f"each keeps {name!r} whole for", name, self.term, self.known, "knows")
 
     @property
     def known(self) -> frozenset[str]:
         """The context that is mapped, but for what is fixed."""
         return self.term.reads | {"positions"}
+
+    @property
+    def mapped_axes(self) -> int:
+        return self.term.mapped_axes + (self.axis == 0 and "positions" not in self.fixed)
 
     def text(self, write: Write) -> str:
         axis = f", axis={self.axis}" if self.axis else ""
@@ -136,6 +144,11 @@ class Each(Wrapper):
             raise CompositionError(f"each maps over axis {self.axis}, which {show(spec(x))} lacks")
         (size,) = sizes
         names = self.known - {*self.fixed, "rng"}
+        if "positions" in names and numbers_rows(context):
+            # Positions of the rows of x: of each row f sees one, or what lies across all of them.
+            names -= {"positions"}
+            if self.axis in (0, -leaves[0].ndim):
+                context = context.without("positions")
         given = {name: context[name] for name in names if name in context}
         for name, value in given.items():
             shape = jnp.shape(value)
@@ -155,6 +168,14 @@ class Each(Wrapper):
         return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, self.axis), y)
 
 
+def numbers_rows(context: Context) -> bool:
+    """Whether positions are those of one sequence."""
+    positions = context.get("positions")
+    if positions is None:
+        return False
+    return isinstance(positions, Range) or jnp.ndim(positions) == 1
+
+
 def has_axis(value: Any, axis: int) -> bool:
     return -jnp.ndim(value) <= axis < jnp.ndim(value)
 
@@ -164,7 +185,8 @@ def each(term: Term, axis: int = 0, fixed: str | tuple[str, ...] = ()) -> Term:
 
     Results stand along the axis that was mapped: (T, B, …) -> (T, B, …) with `axis=1`. The context
     that f reads is mapped along the same axis, except the names in `fixed`, or the one name; `rng`
-    is folded by row, so every row drops numbers of its own.
+    is folded by row, so every row drops numbers of its own. Positions of the rows that are mapped
+    say nothing of what is in them: inside, rows count from 0.
 
     Raises CompositionError for a fixed name that f does not read, and where x, a result or a piece
     of context lacks the axis.
@@ -173,8 +195,7 @@ def each(term: Term, axis: int = 0, fixed: str | tuple[str, ...] = ()) -> Term:
     >>> each(pointwise(jnp.square))({}, jnp.arange(3.0))
     Array([0., 1., 4.], dtype=float32)
     """
-    names = (fixed,) if isinstance(fixed, str) else tuple(fixed)
-    return Each(as_term(term, "each"), axis, names)
+    return Each(as_term(term, "each"), axis, as_names(fixed, "fixed of each"))
 
 
 def folded(rng: Array, size: int) -> Array:
@@ -278,8 +299,7 @@ def make_copies(word: str, count: int, term: Term, values: dict[str, Any], joine
     term = as_term(term, word)
     for name in values:
         if name not in term.reads:
-            known = ", ".join(sorted(term.reads)) or "nothing"
-            raise CompositionError(f"{word} gives out {name!r} to {term!r}, which reads {known}")
+            raise unread(f"{word} gives out {name!r} to", name, term, term.reads)
     given_values = tuple(
         (name, plain(np.asarray(value).tolist())) for name, value in values.items()
     )

@@ -264,7 +264,7 @@ class score(Leaf):
     def apply(self, params: Mapping[str, Array], x: Entries, context: Context) -> Scores:
         query, key = kept(x.query, x.awake), kept(x.key, x.live)
         score = self.tile(self.operands(params, context), query, key)
-        return Scores(score, x.value, x.marks, x.visible, x.live, x.awake)
+        return Scores(score, x.value, x.marks, x.visible, x.live, x.awake, x.order)
 
 
 # Scores -> Scores

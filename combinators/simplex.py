@@ -19,6 +19,7 @@ class Sparsemax(RowNormalizer):
     """The nearest point of the simplex: max(x - τ, 0) with sum 1 (Martins and Astudillo 2016)."""
 
     word = "sparsemax"
+    ordered = False
 
     def text(self, write: Write) -> str:
         return "sparsemax"
@@ -41,6 +42,7 @@ class Entmax15(RowNormalizer):
     """max(x/2 - τ, 0)² with sum 1: between softmax and sparsemax (Peters et al. 2019)."""
 
     word = "entmax15"
+    ordered = False
 
     def text(self, write: Write) -> str:
         return "entmax15"

@@ -17,6 +17,7 @@ from . import sums
 from .alike import alike
 from .apply import Apply
 from .compose import Join
+from .declare import Declare
 from .errors import CompositionError
 from .lookup import Lookup
 from .mask import mask
@@ -29,9 +30,8 @@ from .sight import found, named, pauses, sight, stages
 from .stream import Streamed
 from .sums import summing
 from .term import Leaf, Term
-from .wrap import Given
 
-__all__ = ["Plan", "Starting", "Stepping"]
+__all__ = ["Plan", "Starting", "Stepped", "Stepping", "reads_once"]
 
 
 class Plan(NamedTuple):
@@ -41,6 +41,15 @@ class Plan(NamedTuple):
     rewind: int
     dtype: Any
     one_by_one: int | None
+
+
+class Stepped(Declare):
+    """Declares a term, and refuses a primitive that cannot run step by step."""
+
+    def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
+        if "positions" in context:
+            check_leaf(term, x, context)
+        return super().leaf(term, x, context)
 
 
 class Starting(Apply):
@@ -70,18 +79,13 @@ class Starting(Apply):
         return run
 
     def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
-        if "positions" in context:
-            check_leaf(term, x, context)
         y = super().leaf(term, x, context)
         # Rows in memory stand where they were written, and may all be computed with.
         kept = isinstance(term, mask) and isinstance(x.marks.key.index, Array)
         return y.replace(live=None, awake=None) if kept else y
 
     def part(self, form: Term, index: int, x: Any, context: Context) -> Any:
-        part = form.parts[index]
-        if isinstance(form, Given) and index == 0:
-            context = context.within(made_inside=frozenset(dict(form.sources)))
-        if isinstance(form, Project) and index > 0 and part.constant and part.reads:
+        if reads_once(form, index, context.scope.made_inside):
             return self.once(form, index, x, context)
         y = super().part(form, index, x, context)
         if isinstance(form, Join) and "positions" in context and form.axis % y.ndim == 0:
@@ -93,11 +97,6 @@ class Starting(Apply):
 
     def once(self, form: Term, index: int, x: Any, context: Context) -> Any:
         """Keys or values that are read from the context: computed at the start, and kept."""
-        if names := form.parts[index].reads & context.scope.made_inside:
-            raise CompositionError(
-                f"{' and '.join(sorted(names))} is made inside the term from the rows of each "
-                "chunk; a term that runs step by step reads its keys from outside"
-            )
         y = super().part(form, index, x, context)
         # An array without numbers takes no room and remembers the type.
         kept = {"read": floats_as(self.plan.dtype, y), "type": jnp.zeros(0, y.dtype)}
@@ -226,6 +225,12 @@ class Stepping(Starting):
 
     def sound(self, holds: Callable[[], Any], y: Any) -> Any:
         return only_if(holds(), y)
+
+
+def reads_once(form: Term, index: int, made: frozenset[str]) -> bool:
+    """Whether a part gives keys or values that the context alone makes, so that they are kept."""
+    part = form.parts[index]
+    return isinstance(form, Project) and index > 0 and not part.follows(made) and bool(part.reads)
 
 
 def single(name: Name) -> str:

@@ -20,14 +20,15 @@ from jax.typing import ArrayLike
 
 from .apply import call
 from .check import check_integers, check_names, entering
+from .compose import Compose
 from .dtypes import row_numbers
 from .errors import CompositionError, ContextError, ParameterError
 from .kinds import show, spec
-from .project import Project, at_least
+from .project import at_least
 from .repeat import Each
-from .stepping import Plan, Starting, Stepping
+from .stepping import Plan, Starting, Stepped, Stepping, reads_once
 from .term import Term, as_term
-from .wrap import Wrapper
+from .wrap import Given, Wrapper
 
 __all__ = ["Stepwise", "stepwise"]
 
@@ -62,7 +63,7 @@ class Starter:
 def started(term: Term, plan: Plan, params: Any, x: Any, context: dict[str, Any]) -> Any:
     """What is kept after no chunk at all: memories that hold nothing, and what was read."""
     context = {"positions": counted(term, x, 0), **context}
-    _, outputs = call(term, params, x, context, Starting.of(plan=plan))
+    _, outputs = call(term, params, x, context, Starting.of(plan=plan), Stepped)
 
     # Keys and values that were read stay; what the example chunk left in a cache goes. Under a name
     # that a user may choose stands a dict, so an array called length tells a cache.
@@ -98,7 +99,7 @@ class Stepper:
         given = {k: jnp.zeros(v.shape[1:], v.dtype) for k, v in state["given"].items()}
         context = {**given, **context, "positions": rows}
         execution = Stepping.of(plan=None, state=state["memory"])
-        y, memory = call(self.term, params, x, context, execution)
+        y, memory = call(self.term, params, x, context, execution, Stepped)
         position = jnp.max(rows).astype(jnp.int32) + 1 if rows.size else state["position"]
         return {**state, "position": position, "memory": memory}, y
 
@@ -108,6 +109,10 @@ def counted(term: Term, x: Any, first: Any) -> Array:
     shapes = [leaf.shape for leaf in jax.tree.leaves(spec(x))]
     while isinstance(term, Wrapper) and not isinstance(term, Each):
         term = term.term
+    if isinstance(term, Compose) and all(isinstance(part, Each) for part in term.parts):
+        raise CompositionError(
+            "a batch that runs step by step is one each: write each(f @ g) for each(f) @ each(g)"
+        )
     if len({shape[:1] for shape in shapes}) > 1:
         raise CompositionError(
             f"a step takes the next rows of one sequence, and gets {show(spec(x))}; a decoder runs "
@@ -123,15 +128,21 @@ def counted(term: Term, x: Any, first: Any) -> Array:
 
 def read_once(term: Term) -> frozenset[str]:
     """The context of which only keys and values are made: `start` reads it, no step needs it."""
-    return term.reads - read_again(term)
+    return term.reads - read_again(term, frozenset())
 
 
-def read_again(term: Term) -> frozenset[str]:
-    """The context that something else than keys and values reads."""
+def read_again(term: Term, made: frozenset[str]) -> frozenset[str]:
+    """The context that something else than keys and values reads, where some names are made of
+    rows of the sequence."""
     if not term.parts:
         return term.reads
-    once = [isinstance(term, Project) and i > 0 and p.constant for i, p in enumerate(term.parts)]
-    again = [read_again(p) for p, kept in zip(term.parts, once, strict=True) if not kept]
+    if isinstance(term, Given):
+        inner = read_again(term.term, term.made(made))
+        needed = [g for name, g in term.sources if name in inner or g.follows(made)]
+        outside = inner - {name for name, _ in term.sources}
+        return outside.union(*(read_again(source, made) for source in needed))
+    parts = enumerate(term.parts)
+    again = [read_again(part, made) for i, part in parts if not reads_once(term, i, made)]
     return frozenset().union(*again)
 
 

@@ -16,12 +16,14 @@ from functools import cached_property
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast, dataclass_transform
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from .dtypes import widened
 from .errors import CompositionError
-from .kinds import Width, mistaken
+from .guards import ARRAYS, check_class
+from .kinds import Width, mistaken, told
 from .parameter import Parameter
 from .records import Entries, Marks, Scores, Weights
 from .run import Context, Name, Run
@@ -46,6 +48,7 @@ class Term(Generic[In, Out]):
     """
 
     word: ClassVar[str] = ""
+    __array_ufunc__: ClassVar[None] = None  # NumPy leaves operators to the term
     parts: tuple[Term, ...]
     labels: tuple[str | None, ...] = ()
     written: tuple[str, int] | None
@@ -53,6 +56,7 @@ class Term(Generic[In, Out]):
     repeats: int = 0
 
     def __new__(cls, *args, **keywords):
+        check_class(cls)
         term = object.__new__(cls)
         object.__setattr__(term, "written", written())
         return term
@@ -64,10 +68,9 @@ class Term(Generic[In, Out]):
                 object.__setattr__(self, field.name, value.item())
             elif isinstance(value, (jax.Array, np.ndarray)):
                 raise CompositionError(
-                    f"{self.name} got an array for {field.name}, and terms hold no arrays: what "
-                    "is learned is a parameter (learned(shape)), any other array is context "
-                    "(read(name))"
+                    f"{self.name} got an array for {field.name}, and terms hold no arrays: {ARRAYS}"
                 )
+        self.layout  # noqa: B018 - names that collide are refused here
 
     # What a term is: its fields.
 
@@ -122,6 +125,15 @@ class Term(Generic[In, Out]):
     def constant(self) -> bool:
         """Whether what comes out does not depend on x (it comes from context or parameters)."""
         return False
+
+    def follows(self, made: frozenset[str]) -> bool:
+        """Whether its rows come from those of x: it takes them, or reads a name made of them."""
+        return not self.constant or bool(self.reads & made)
+
+    @property
+    def mapped_axes(self) -> int:
+        """How many axes of x `each` maps before the term sees a sequence."""
+        return 0
 
     # What a term does.
 
@@ -359,7 +371,17 @@ class Stage(Leaf[Scores, Scores]):
     def apply(self, params: Mapping[str, Array], x: Scores, context: Context) -> Scores:
         marks = spread(self, x.marks, context)
         score = self.tile(self.operands(params, context), x.covered, marks)
-        return x.replace(score=widened(score))
+        return x.replace(score=widened(of_pairs(self, score, x.score)))
+
+
+def of_pairs(term: Any, table: Any, before: Array) -> Any:
+    """A table in place of another: one number for each pair of a query and a key, as before."""
+    if jnp.shape(table) != before.shape:
+        raise CompositionError(
+            f"{term!r} gives one number for each pair of a query and a key, {before.shape}, and "
+            f"here it gives {jnp.shape(table)}"
+        )
+    return table
 
 
 def spread(term: Any, marks: Marks | None, context: Context) -> Marks | None:
@@ -387,7 +409,7 @@ def as_function(value: Any, word: str, takes: str) -> Any:
     if isinstance(value, Term) and takes == "a plain function":
         raise CompositionError(f"{word} takes {takes}, and {value!r} is a term already")
     if isinstance(value, Term) or not callable(value):
-        raise CompositionError(f"{word} takes {takes}, not {value!r}")
+        raise CompositionError(f"{word} takes {takes}, not {told(value)}")
     return value
 
 
@@ -396,8 +418,10 @@ def as_term(value: Any, where: str) -> Term:
     if isinstance(value, Term):
         return value
     name = getattr(value, "__name__", "")
-    if not callable(value) or not name:
-        fix = f"{value!r} is not a term; terms are built from words such as linear(64)"
+    if hasattr(value, "shape"):
+        fix = f"{told(value)} is not a term: {ARRAYS}"
+    elif not callable(value) or not name:
+        fix = f"{told(value)} is not a term; terms are built from words such as linear(64)"
     elif not getattr(value, "__module__", "").startswith(PACKAGE):
         shown = name if name.isidentifier() else "…"
         fix = (

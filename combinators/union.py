@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from .compose import Branches
@@ -50,7 +51,21 @@ class Union(Branches):
             joined([(t.visible, t.score.shape) for t in tables], -1),
             joined([(t.live, t.value.shape[:1]) for t in tables], -1),
             functools.reduce(either, [t.awake for t in tables]),
+            one_after_another(tables),
         )
+
+
+def one_after_another(tables: list[Scores]) -> Array | None:
+    """The order of the keys of several dictionaries: those of each in their own order."""
+    orders = [t.sorting for t in tables]
+    if all(order is None for order in orders):
+        return None
+    counts = [t.score.shape[1] for t in tables]
+    firsts = np.cumsum([0, *counts[:-1]])
+    return jnp.concatenate([
+        first + (jnp.arange(count) if order is None else order)
+        for order, count, first in zip(orders, counts, firsts, strict=True)
+    ])  # fmt: skip
 
 
 def joined(masks: list[tuple[Array | None, tuple[int, ...]]], axis: int) -> Array | None:

@@ -13,10 +13,12 @@ from jax import Array
 
 from .dtypes import widened
 from .errors import CompositionError
+from .guards import as_name
 from .kinds import Width
 from .parameter import Initializer, Parameter
+from .records import Scores, Weights
 from .run import Context
-from .term import Leaf, as_function, form
+from .term import Leaf, as_function, form, of_pairs
 from .written import PACKAGE, Write, documented, reference
 
 __all__ = ["constant", "identity", "learned", "lift", "pointwise", "read"]
@@ -78,14 +80,16 @@ class pointwise(Leaf):
     def flow(self, kind: Any) -> Any:
         """Functions of this package keep the width; another may change it."""
         ours = str(getattr(self.function, "__module__", "")).startswith(PACKAGE)
-        return Width() if isinstance(kind, Width) and not ours else kind
+        if ours or isinstance(kind, (Scores, Weights)):
+            return kind
+        return Width() if isinstance(kind, Width) else None
 
     def apply(self, params: Any, x: Any, context: Context) -> Any:
         match x:
-            case _ if hasattr(x, "score"):
-                return x.replace(score=widened(self.function(x.covered)))
-            case _ if hasattr(x, "weight"):
-                return x.replace(weight=self.function(x.weight))
+            case Scores():
+                return x.replace(score=widened(of_pairs(self, self.function(x.covered), x.score)))
+            case Weights():
+                return x.replace(weight=of_pairs(self, self.function(x.weight), x.weight))
         return self.function(x)
 
 
@@ -167,6 +171,10 @@ class read(Source):
     """
 
     label: str
+
+    def __post_init__(self):
+        super().__post_init__()
+        as_name(self.label, "read")
 
     @property
     def reads(self) -> frozenset[str]:

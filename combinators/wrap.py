@@ -12,6 +12,7 @@ from jax import Array
 
 from .dtypes import numbered, wide
 from .errors import CompositionError
+from .guards import as_place, unread
 from .run import Context, Run
 from .term import Export, Term, as_term, form
 from .written import Write
@@ -43,6 +44,10 @@ class Wrapper(Term):
     @property
     def constant(self) -> bool:
         return self.term.constant
+
+    @property
+    def mapped_axes(self) -> int:
+        return self.term.mapped_axes
 
     def flow(self, kind: Any) -> Any:
         return self.term.flow(kind)
@@ -76,8 +81,8 @@ class named(Wrapper):
 
     def __post_init__(self):
         as_term(self.term, "named")
-        if not self.label.isidentifier():
-            raise CompositionError(f"named takes a name, not {self.label!r}")
+        as_place(self.label, "named")
+        super().__post_init__()
 
     @property
     def name(self) -> str:
@@ -137,7 +142,7 @@ def shared(term: Term, across: str = "", *, name: str = "") -> Term:
     as_term(term, "shared")
     if bool(across) == bool(name) or across not in ("", "heads", "layers"):
         raise CompositionError('shared takes across="heads", across="layers", or name="…"')
-    return Everywhere(term, name) if name else Shared(term, across)
+    return Everywhere(term, as_place(name, "shared")) if name else Shared(term, across)
 
 
 @form
@@ -175,11 +180,21 @@ class Given(Term):
         values = {
             name: run.part(self, i, x, context) for i, (name, _) in enumerate(self.sources, 1)
         }
-        return run.part(self, 0, x, context | numbered(values, self.term.row_facts))
+        inside = (context | numbered(values, self.term.row_facts)).within(
+            made_inside=self.made(context.scope.made_inside)
+        )
+        return run.part(self, 0, x, inside)
+
+    def made(self, before: frozenset[str]) -> frozenset[str]:
+        """The names whose rows are made of rows of the sequence, from those around the term."""
+        ours = {name for name, source in self.sources if source.follows(before)}
+        return before - {name for name, _ in self.sources} | ours
 
 
 def given(term: Term, /, **sources: Term) -> Term:
     """`given(f, x=g)` runs g on the same input and passes what it gives to f as context x.
+
+    Rows that g makes of rows of the sequence stand at their positions.
 
     An encoder-decoder (Vaswani et al. 2017) is
     `given(decoder @ pick(1), memory=encoder @ pick(0))`.
@@ -193,8 +208,7 @@ def given(term: Term, /, **sources: Term) -> Term:
     for name, source in sources.items():
         as_term(source, "given")
         if name not in term.reads:
-            known = ", ".join(sorted(term.reads)) or "nothing"
-            raise CompositionError(f"given passes {name!r} to {term!r}, which reads {known}")
+            raise unread(f"given passes {name!r} to", name, term, term.reads)
     return Given(term, tuple(sources.items()))
 
 
@@ -223,6 +237,7 @@ class precision(Wrapper):
 
     def __post_init__(self):
         as_term(self.term, "precision")
+        super().__post_init__()
         for field in ("compute", "params", "sums"):
             name = getattr(self, field)
             name = name if isinstance(name, str) else jnp.dtype(name).name

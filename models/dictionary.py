@@ -88,6 +88,9 @@ def gated_dictionary(
     return compose(aggregate(), named("gate", multiply(weights @ scores, gate)), slots(count))
 
 
+fan_out = jax.nn.initializers.variance_scaling(1.0, "fan_out", "normal")
+
+
 @dataclasses.dataclass(frozen=True)
 class keys(Leaf):
     """Learned keys in place of an entry's own, its query and values kept: Entries -> Entries.
@@ -111,8 +114,7 @@ class keys(Leaf):
     def parameters(self, x: Any) -> dict[str, Parameter]:
         self.flow(x)
         shape = (len(x.value), x.query.shape[-1])
-        init = jax.nn.initializers.variance_scaling(1.0, "fan_out", "normal")
-        return {"key": Parameter(shape, init, ("slots", "in"))}
+        return {"key": Parameter(shape, fan_out, ("slots", "in"))}
 
     def apply(self, params: Mapping[str, Array], x: Entries, context: Context) -> Entries:
         return x.replace(key=params["key"])

@@ -78,10 +78,6 @@ EXECUTED: dict[str, Slip] = {
         lambda: stepped(join(learned((1, 4)), identity, axis=0)),
         "adds rows to a sequence at every step",
     ),
-    "stepping a memory made inside": Slip(
-        lambda: stepped(given(CAUSAL @ project(query=4, key=read("m"), value=read("m")), m=silu)),
-        "m is made inside the term from the rows of each chunk",
-    ),
     "stepping queries that are learned": Slip(
         lambda: stepped(CAUSAL @ project(query=learned((2, 3)), key=3, value=3)),
         "queries that do not come from the sequence ask all of it at once",

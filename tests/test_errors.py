@@ -17,6 +17,7 @@ from slips import BATCH, HEAD, KEY, TOKENS, Slip, X, run
 from slips_executions import EXECUTED
 from slips_files import FILES
 from slips_generation import GENERATION
+from slips_refused import REFUSED
 from slips_run import RUN
 from slips_types import TYPES
 from slips_written import WRITTEN
@@ -24,7 +25,7 @@ from slips_written import WRITTEN
 from combinax import combinators, models
 from combinax.combinators import *
 
-SLIPS = {**WRITTEN, **RUN, **EXECUTED, **GENERATION, **TYPES, **FILES}
+SLIPS = {**WRITTEN, **REFUSED, **RUN, **EXECUTED, **GENERATION, **TYPES, **FILES}
 
 
 def text_of(write: Any, error: type[Exception] = TermError) -> str:
