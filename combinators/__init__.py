@@ -9,14 +9,16 @@ The five words: an input is projected to entries, scored, masked, normalized, an
 from .aggregate import aggregate, largest, weighted_sum
 from .arithmetic import add, multiply, subtract
 from .bias import Bias, alibi, alibi_slopes, bias, relative, softcap, t5_buckets, temperature
-from .choose import materialized, streamed
 from .compose import compose, fanout, join, parallel, pick
-from .context import Context
-from .declare import axes
+from .core.context import Context
+from .core.declare import axes
+from .core.errors import CompositionError, ContextError, ParameterError, TermError
+from .core.layers import stack, unstack
+from .core.parameter import Parameter
+from .core.records import Entries, Marks, Range, Rows, Scores, Weights
+from .core.term import Leaf, Stage, Term
 from .describe import Description, describe
 from .embed import embed, half_split, interleaved, position_embed, rotary, sinusoidal, tied
-from .errors import CompositionError, ContextError, ParameterError, TermError
-from .layers import stack, unstack
 from .mask import mask
 from .norm import dropout, layer_norm, rms_norm
 from .normalize import (
@@ -34,7 +36,6 @@ from .normalize import (
     softmax,
 )
 from .observe import observe
-from .parameter import Parameter
 from .predicates import (
     Predicate,
     block_causal,
@@ -46,18 +47,17 @@ from .predicates import (
     valid,
     window,
 )
+from .primitives import constant, identity, learned, lift, pointwise, read
 from .project import linear, project, slots
-from .records import Entries, Marks, Range, Rows, Scores, Weights
 from .repeat import copies, each, heads, repeat
 from .scaling import by_wavelength, interpolated
 from .score import additive, bilinear, cosine, distance, dot, features, scaled_dot, score
-from .simplex import entmax15, hardmax, sparsemax, top_k
-from .stepwise import Stepwise, stepwise
-from .stream import Partial, merge
-from .term import Leaf, Stage, Term
+from .sparse import entmax15, hardmax, sparsemax, top_k
+from .stepping.stepwise import Stepwise, stepwise
+from .streaming.choose import materialized, streamed
+from .streaming.recognize import Partial, merge
 from .union import sink, union
-from .values import constant, identity, learned, lift, pointwise, read
-from .wrap import given, named, precision, shared
+from .wrappers import given, named, precision, shared
 
 __all__ = [
     # project: where queries, keys and values come from

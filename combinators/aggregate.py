@@ -8,12 +8,12 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from .dtypes import floating
-from .errors import CompositionError
-from .kinds import Width, mistaken
-from .records import Weights
-from .run import Context
-from .term import Leaf, as_function, form
+from .core.dtypes import floating
+from .core.errors import CompositionError
+from .core.execution import Context
+from .core.kinds import Width, mistaken
+from .core.records import Weights
+from .core.term import Leaf, as_function, form
 
 __all__ = ["aggregate", "largest", "weighted_sum"]
 

@@ -11,14 +11,14 @@ import numpy as np
 from jax import Array
 
 from .compose import Branches
-from .dtypes import floating
-from .errors import CompositionError
-from .kinds import Width, show, spec
-from .records import Record, Scores, Weights, both, covered, either
-from .run import Context, Run
-from .term import Term, as_term, form
-from .values import constant
-from .written import Write
+from .core.dtypes import floating
+from .core.errors import CompositionError
+from .core.execution import Context, Run
+from .core.kinds import Width, show, spec
+from .core.records import Record, Scores, Weights, both, covered, either
+from .core.source import Write
+from .core.term import Term, as_term, form
+from .primitives import constant
 
 __all__ = ["add", "multiply", "subtract"]
 

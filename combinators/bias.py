@@ -13,18 +13,18 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
-from .dtypes import counts_as, floating, widened
-from .errors import CompositionError
-from .guards import as_names
-from .kinds import Width, fits
-from .pairs import check_pairs
-from .parameter import Parameter
+from .core.dtypes import counts_as, floating, widened
+from .core.errors import CompositionError
+from .core.execution import Context
+from .core.guards import as_names
+from .core.kinds import Width, fits
+from .core.pairs import check_pairs
+from .core.parameter import Parameter
+from .core.records import Marks, Scores
+from .core.source import Write
+from .core.term import Leaf, Stage, Term, as_function, form, spread
+from .primitives import Source, read
 from .project import at_least, boolean
-from .records import Marks, Scores
-from .run import Context
-from .term import Leaf, Stage, Term, as_function, form, spread
-from .values import Source, read
-from .written import Write
 
 __all__ = [
     "Bias", "alibi", "alibi_slopes", "bias", "relative", "softcap", "t5_buckets", "temperature",

@@ -7,14 +7,14 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from .errors import CompositionError, Line, TermError, brief
-from .kinds import Width, show, spec
-from .lookup import Lookup, segments
-from .records import Weights
-from .run import Context, Run
-from .term import Export, Leaf, Term, as_term, form
-from .values import identity
-from .written import Write, place
+from .core.errors import CompositionError, Line, TermError, brief
+from .core.execution import Context, Run
+from .core.kinds import Width, show, spec
+from .core.lookup import Lookup, segments
+from .core.records import Weights
+from .core.source import Write, place
+from .core.term import Export, Leaf, Term, as_term, form
+from .primitives import identity
 
 __all__ = ["compose", "fanout", "join", "parallel", "pick"]
 

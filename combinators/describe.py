@@ -15,16 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from .check import entering
-from .choose import asks, decide, inside_copies
-from .declare import Declare, compute, declare, walk
-from .intervals import is_whole
-from .kinds import show, spec
-from .lookup import Lookup
-from .parameter import over
-from .records import Entries, Scores, Weights
-from .run import Context
-from .term import Leaf, Term, as_term
+from .core.check import entering
+from .core.declare import Declare, compute, declare, walk
+from .core.execution import Context
+from .core.kinds import show, spec
+from .core.lookup import Lookup
+from .core.parameter import over
+from .core.records import Entries, Scores, Weights
+from .core.term import Leaf, Term, as_term
+from .intervals.span import is_whole
+from .streaming.choose import asks, decide, inside_copies
 
 __all__ = ["Description", "describe"]
 

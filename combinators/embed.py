@@ -11,16 +11,16 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
-from .dtypes import widened
-from .errors import CompositionError
-from .kinds import Width, show
-from .parameter import Parameter
+from .core.dtypes import widened
+from .core.errors import CompositionError
+from .core.execution import Context, Run
+from .core.kinds import Width, show
+from .core.parameter import Parameter
+from .core.records import Range
+from .core.source import Write
+from .core.term import Leaf, Term, as_term, form
 from .project import at_least, floats, one_sequence, rows_at
-from .records import Range
-from .run import Context, Run
-from .term import Leaf, Term, as_term, form
-from .wrap import sums
-from .written import Write
+from .wrappers import sums
 
 __all__ = ["embed", "half_split", "interleaved", "position_embed", "rotary", "sinusoidal", "tied"]
 

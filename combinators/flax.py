@@ -18,12 +18,12 @@ from flax import linen, nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 
-from .errors import CompositionError
-from .kinds import spec
-from .parameter import Parameter
-from .run import Context
-from .term import Leaf, Term, as_term, form
-from .written import Write, reference
+from .core.errors import CompositionError
+from .core.execution import Context
+from .core.kinds import spec
+from .core.parameter import Parameter
+from .core.source import Write, reference
+from .core.term import Leaf, Term, as_term, form
 
 __all__ = ["Network", "from_linen", "from_nnx"]
 

@@ -14,15 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from .errors import CompositionError
-from .intervals import Span
-from .kinds import fits, mistaken
-from .pairs import check_pairs
+from .core.errors import CompositionError
+from .core.execution import Context
+from .core.kinds import fits, mistaken
+from .core.pairs import check_pairs
+from .core.records import Entries, Marks, Range, Rows, Scores
+from .core.source import PACKAGE
+from .core.term import Leaf, after_union, form, spread
+from .intervals.span import Span
 from .predicates import Predicate, as_predicate, predicate
-from .records import Entries, Marks, Range, Rows, Scores
-from .run import Context
-from .term import Leaf, after_union, form, spread
-from .written import PACKAGE
 
 __all__ = ["mask"]
 

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .errors import CompositionError
-from .parameter import Parameter
+from .core.errors import CompositionError
+from .core.execution import Context
+from .core.parameter import Parameter
+from .core.records import Weights, numbers
+from .core.term import Leaf, form
 from .project import floats, rows_at
-from .records import Weights, numbers
-from .run import Context
-from .term import Leaf, form
-from .wrap import sums
+from .wrappers import sums
 
 __all__ = ["dropout", "layer_norm", "rms_norm"]
 

@@ -16,16 +16,16 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .dtypes import widened
-from .errors import CompositionError
-from .kinds import Width, mistaken, show
-from .parameter import Parameter
+from .core.dtypes import widened
+from .core.errors import CompositionError
+from .core.execution import Context
+from .core.kinds import Width, mistaken, show
+from .core.parameter import Parameter
+from .core.records import Scores, Weights, both
+from .core.source import Write, documented, reference
+from .core.term import Leaf, as_function, form
+from .primitives import pointwise
 from .project import floats
-from .records import Scores, Weights, both
-from .run import Context
-from .term import Leaf, as_function, form
-from .values import pointwise
-from .written import Write, documented, reference
 
 __all__ = [
     "RowNormalizer", "gelu", "gelu_tanh", "log_sum_exp", "normalize", "relu", "relu_squared",

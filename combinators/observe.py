@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from .apply import Apply, call
-from .run import Context, put
-from .term import Term, as_term
+from .core.apply import Apply, call
+from .core.execution import Context, put
+from .core.term import Term, as_term
 
 __all__ = ["observe"]
 

@@ -9,16 +9,16 @@ from typing import Any, TypeVar, cast, dataclass_transform
 import jax.numpy as jnp
 from jax import Array
 
-from .bounds import Program
-from .dtypes import uncounted
-from .errors import CompositionError
-from .guards import as_name, as_names
-from .kinds import told
-from .maybe import ANYTHING, Maybe, truth
+from .core.dtypes import uncounted
+from .core.errors import CompositionError
+from .core.guards import as_name, as_names
+from .core.kinds import told
+from .core.records import Rows
+from .core.source import documented, reference
+from .intervals.program import Program
+from .intervals.three_valued import ANYTHING, Maybe, truth
+from .primitives import read
 from .project import at_least
-from .records import Rows
-from .values import read
-from .written import documented, reference
 
 __all__ = [
     "Predicate", "block_causal", "causal", "dilated", "predicate", "prefix", "same", "valid",

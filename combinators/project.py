@@ -14,15 +14,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .dtypes import counts_as
-from .errors import CompositionError
-from .kinds import Width, mistaken, show, told
-from .parameter import Parameter
-from .records import Entries, Marks, Range, Rows
-from .run import Context, Run
-from .term import Leaf, Term, as_term, form
-from .wrap import sums
-from .written import Write
+from .core.dtypes import counts_as
+from .core.errors import CompositionError
+from .core.execution import Context, Run
+from .core.kinds import Width, mistaken, show, told
+from .core.parameter import Parameter
+from .core.records import Entries, Marks, Range, Rows
+from .core.source import Write
+from .core.term import Leaf, Term, as_term, form
+from .wrappers import sums
 
 __all__ = ["linear", "project", "slots"]
 

@@ -10,16 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from .dtypes import numbered
-from .errors import CompositionError
-from .guards import as_names, unread
-from .kinds import Width, show, spec, told
+from .core.dtypes import numbered
+from .core.errors import CompositionError
+from .core.execution import Context, Run
+from .core.guards import as_names, unread
+from .core.kinds import Width, show, spec, told
+from .core.records import Range
+from .core.source import Write, reference
+from .core.term import Term, as_term, form
 from .project import at_least
-from .records import Range
-from .run import Context, Run
-from .term import Term, as_term, form
-from .wrap import Wrapper
-from .written import Write, reference
+from .wrappers import Wrapper
 
 __all__ = ["copies", "each", "heads", "repeat"]
 

@@ -9,16 +9,16 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .dtypes import floating, wide, widened
-from .errors import CompositionError
-from .kinds import Width, mistaken, show
-from .parameter import Parameter
+from .core.dtypes import floating, wide, widened
+from .core.errors import CompositionError
+from .core.execution import Context
+from .core.kinds import Width, mistaken, show
+from .core.parameter import Parameter
+from .core.records import Entries, Scores, kept
+from .core.source import Write, reference
+from .core.term import Leaf, Term, as_function, form
+from .primitives import pointwise
 from .project import at_least, fan_in
-from .records import Entries, Scores, kept
-from .run import Context
-from .term import Leaf, Term, as_function, form
-from .values import pointwise
-from .written import Write, reference
 
 __all__ = ["additive", "bilinear", "cosine", "distance", "dot", "features", "scaled_dot", "score"]
 

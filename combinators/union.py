@@ -12,13 +12,13 @@ import numpy as np
 from jax import Array
 
 from .compose import Branches
-from .dtypes import wide
-from .errors import CompositionError
-from .kinds import Width, mistaken, show, spec
-from .parameter import Parameter
-from .records import Entries, Scores, either
-from .run import Context, Run
-from .term import Leaf, Term, as_term, form
+from .core.dtypes import wide
+from .core.errors import CompositionError
+from .core.execution import Context, Run
+from .core.kinds import Width, mistaken, show, spec
+from .core.parameter import Parameter
+from .core.records import Entries, Scores, either
+from .core.term import Leaf, Term, as_term, form
 
 __all__ = ["sink", "union"]
 

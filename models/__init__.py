@@ -22,11 +22,11 @@ from .attention import (
     one_memory,
 )
 from .bert import bert, first, mean_pool, sentence, unit
-from .choose import greedy, keep_top_k, keep_top_p, log_probability
 from .dictionary import biased_dictionary, dictionary, gated_dictionary, keys
 from .generate import Generated, generate, stream_tokens
 from .gpt2 import gpt2
 from .llama import llama
+from .sampling import greedy, keep_top_k, keep_top_p, log_probability
 from .speculate import speculate
 from .transformer import (
     block,

@@ -30,7 +30,7 @@ from ..combinators import (
     shared,
     softmax,
 )
-from ..combinators.written import documented
+from ..combinators.core.source import documented
 
 __all__ = [
     "causal_scores", "cross_attention", "from_context", "grouped_heads", "head", "multi_head",

@@ -35,8 +35,8 @@ from ..combinators import (
     tied,
     valid,
 )
-from ..combinators.dtypes import widened
-from ..combinators.written import documented
+from ..combinators.core.dtypes import widened
+from ..combinators.core.source import documented
 from .attention import multi_head
 from .configuration import Config, activation, epsilon, positive, require, share
 from .dictionary import biased_dictionary

@@ -22,7 +22,7 @@ from jax import Array
 from tokenizers.decoders import DecodeStream
 
 from ..combinators import CompositionError, Term, stepwise, unstack
-from ..combinators.declare import declare
+from ..combinators.core.declare import declare
 from .configuration import require
 from .context import SplitContext
 from .generate import NO_TOKEN, follow

@@ -18,7 +18,7 @@ from ..combinators import (
     silu,
     tied,
 )
-from ..combinators.errors import brief
+from ..combinators.core.errors import brief
 
 __all__ = [
     "Config", "activation", "epsilon", "flag", "language_model", "positive", "require", "share",

@@ -18,10 +18,10 @@ import numpy as np
 from jax import Array
 
 from ..combinators import ContextError, Term, TermError
-from ..combinators.check import check_names
-from ..combinators.declare import declare
-from ..combinators.kinds import show, spec
-from ..combinators.stepwise import read_once
+from ..combinators.core.check import check_names
+from ..combinators.core.declare import declare
+from ..combinators.core.kinds import show, spec
+from ..combinators.stepping.stepwise import read_once
 from .prompt import check_choice, check_logits
 
 __all__ = ["SplitContext", "context_at", "laid_out", "split_context"]

@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..combinators.errors import TermError, brief
+from ..combinators.core.errors import TermError, brief
 
 __all__ = [
     "FIELDS_LIMIT", "attributed", "flush", "legible", "locked", "placed", "read_bytes",
@@ -81,7 +81,7 @@ def attributed(file: Path) -> Iterator[None]:
     >>> with attributed(Path("config.json")):
     ...     raise TermError("hidden_size is missing")
     Traceback (most recent call last):
-    combinax.combinators.errors.TermError: 'config.json': hidden_size is missing
+    combinax.combinators.core.errors.TermError: 'config.json': hidden_size is missing
     """
     try:
         yield

@@ -19,9 +19,9 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ..combinators import CompositionError, Term, identity, stepwise, unstack
-from .choose import wide
 from .context import SplitContext, context_at, laid_out, split_context
 from .prompt import Stop, cache_dtype, check_keep, check_prompt, integer, key_of, stop_tokens
+from .sampling import wide
 
 __all__ = ["Generated", "generate", "stream_tokens"]
 

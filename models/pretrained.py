@@ -24,9 +24,9 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 from ..combinators import CompositionError, Term, stack
-from ..combinators.check import fit
-from ..combinators.declare import declare
-from ..combinators.errors import brief
+from ..combinators.core.check import fit
+from ..combinators.core.declare import declare
+from ..combinators.core.errors import brief
 from . import files, gguf_file
 from .bert import bert, bert_layout
 from .configuration import Config, require

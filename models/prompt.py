@@ -14,12 +14,12 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from ..combinators import CompositionError, ParameterError, Term, embed, identity
-from ..combinators.check import check_key
 from ..combinators.compose import Compose
-from ..combinators.kinds import show
+from ..combinators.core.check import check_key
+from ..combinators.core.kinds import show
+from ..combinators.core.source import reference
+from ..combinators.core.term import as_term
 from ..combinators.project import at_least
-from ..combinators.term import as_term
-from ..combinators.written import reference
 
 __all__ = [
     "Stop", "cache_dtype", "check_choice", "check_keep", "check_logits", "check_prompt",

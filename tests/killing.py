@@ -28,7 +28,7 @@ import orbax.checkpoint  # noqa: F401  before the children, who would each take 
 from files_oracle import CONFIG
 from tokenizers import Tokenizer, models
 
-from combinax.combinators.parameter import over
+from combinax.combinators.core.parameter import over
 from combinax.models import pretrained
 from combinax.train import checkpoint
 

@@ -11,7 +11,7 @@ from asking import GIVEN, ask, close, fast, one
 from catalogue import CATALOGUE, MODELS
 
 from combinax.combinators import *
-from combinax.combinators import dtypes
+from combinax.combinators.core import dtypes
 
 INTEGERS = ["uint8", "uint16", "uint32", "int8", "int16", "int32", "int64"]
 SHORT = ["bfloat16", "float16"]

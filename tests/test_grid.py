@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sampling import examples
 
 from combinax.combinators import causal, choose, mask, materialized, streamed, window
-from combinax.combinators.grid import ALL, NONE, SOME, Grid, bands
+from combinax.combinators.streaming.grid import ALL, NONE, SOME, Grid, bands
 
 numbers = st.integers(1, 4)
 

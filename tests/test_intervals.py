@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from combinax.combinators import Rows
-from combinax.combinators.bounds import Program
-from combinax.combinators.intervals import Span
+from combinax.combinators.intervals.program import Program
+from combinax.combinators.intervals.span import Span
 
 TABLE = jnp.asarray(np.random.default_rng(5).integers(-9, 9, 40))
 SQUARE = jnp.asarray(np.random.default_rng(6).integers(0, 9, (7, 5)))

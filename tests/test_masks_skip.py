@@ -29,8 +29,8 @@ from combinax.combinators import (
     valid,
     window,
 )
-from combinax.combinators.grid import ALL, NONE, SOME
-from combinax.combinators.spans import plan, survey
+from combinax.combinators.streaming.block_plan import plan, survey
+from combinax.combinators.streaming.grid import ALL, NONE, SOME
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 

@@ -35,8 +35,8 @@ from combinax.combinators import (
     valid,
     window,
 )
-from combinax.combinators.grid import ALL, NONE, SOME
-from combinax.combinators.spans import plan
+from combinax.combinators.streaming.block_plan import plan
+from combinax.combinators.streaming.grid import ALL, NONE, SOME
 
 ODD = jnp.array([False, True, False, True])
 SIMPLE = [

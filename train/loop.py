@@ -25,8 +25,8 @@ from jax.typing import ArrayLike
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
-from ..combinators.check import check_key
-from ..combinators.written import reference
+from ..combinators.core.check import check_key
+from ..combinators.core.source import reference
 from .loss import mean
 
 __all__ = ["History", "Record", "State", "bar", "fit", "start", "step"]

@@ -1,0 +1,142 @@
+"""Applying a term to its parameters: the reference meaning, from which every other is derived."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .check import entering, fit
+from .declare import Declare, compute, declare, placing
+from .errors import ParameterError
+from .execution import Context, Name, Run, put, select
+from .kinds import show
+from .parameter import Parameter, is_parameter, over, plain
+from .term import MISSING, Leaf, Term
+
+__all__ = ["Apply", "call"]
+
+
+def call(
+    term: Term, params: Any, x: Any, names: Mapping[str, Any], execution: Any,
+    declaring: type[Declare] = Declare,
+) -> Any:  # fmt: skip
+    """`term(params, x, **context)`: check that everything fits, then run."""
+    if not isinstance(params, Mapping) or x is MISSING:
+        got = "nothing" if params is MISSING else "None" if params is None else show(params)
+        raise ParameterError(
+            f"a term takes its parameters first and then its input, term(params, x), with "
+            f"params a dict as term.init(rng, x) makes it; {term.name} got {got} first"
+        )
+    names = {name: value for name, value in names.items() if value is not None}
+    params = plain(params)
+    with placing(term, x):
+        x, names = jax.tree.map(from_numpy, entering(term, x, names))
+        declared, _ = declare(term, x, names, declaring)
+        run = execution(params, fit(term, declared, params))
+        return term.wire(run, x, Context(dict(names))), run.outputs
+
+
+def from_numpy(value: Any) -> Any:
+    """NumPy arrays in the types of JAX: float64 only where it is enabled."""
+    return jnp.asarray(value) if isinstance(value, np.ndarray) else value
+
+
+class Apply(Run):
+    """Run a term with its parameters: the reference meaning."""
+
+    def __init__(self, params, declared, root=None, path=(), aliases=None):
+        super().__init__(root or (params, declared), path, aliases)
+        self.params, self.declared = params, declared
+
+    def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
+        return compute(term, self.params, x, context, self.path)
+
+    def at(self, params: Any, declared: Any, place: tuple | None = None) -> Self:
+        return type(self)(params, declared, self.root, *(place or (self.path, self.aliases)))
+
+    def enter(self, name: Name) -> Self:
+        return self.at(select(self.params, name), select(self.declared, name), self.place(name))
+
+    def copies(self, name: str | None) -> tuple[Any, Any, Callable[[Any], Run]]:
+        if name is None:
+            return (), None, lambda _: self.at(self.params, self.declared)
+        inner = over(self.declared, Parameter.inner)
+        where = over(self.declared, lambda p: p.copies[-1] and p.copies[-1][0])
+        return self.params, where, lambda params: self.at(params, inner)
+
+    def everywhere(self, form: Any, x: Any, context: Context) -> Any:
+        params, declared = (tree[form.label] for tree in self.root)
+        inner = self.at(params, declared, ((form.label,), {}))
+        y = form.parts[0].wire(inner, x, context)
+        self.outputs = inner.outputs
+        return y
+
+    def repeated(self, form: Any, x: Any, context: Context) -> Any:
+        return (
+            self.unrolled(form, x, context)
+            if "0" in self.declared
+            else self.scanned(form, x, context)
+        )
+
+    def unrolled(self, form: Any, x: Any, context: Context) -> Any:
+        """Block after block, each with parameters of its own in a dict: {"0": …, "1": …}."""
+        for layer in range(form.repeats):
+            x, made = form.remat(partial(self.block, form, layer, context))(x)
+            self.outputs = put(self.outputs, str(layer), made)
+        return x
+
+    def block(self, form: Any, layer: int, context: Context, x: Any) -> tuple[Any, Any]:
+        """One block of several: what it gives, and what it leaves behind."""
+        index = layer % len(form.parts)
+        inner = self.layer(form.names[index], str(layer))
+        y = form.parts[index].wire(inner, x, layer_context(context, layer))
+        return y, inner.outputs
+
+    def layer(self, name: Name, key: str) -> Self:
+        """This execution for one block of several: what it has to itself, and what all share."""
+        return self.at(
+            put(dict(select(self.params, name)), "", self.params.get(key, {})),
+            put(dict(select(self.declared, name)), "", self.declared.get(key, {})),
+            self.place(name),
+        )
+
+    def scanned(self, form: Any, x: Any, context: Context) -> Any:
+        """One `lax.scan` over parameters stacked on a leading axis: compiled once for all."""
+        params, tree = jax.tree.flatten(self.params)
+        per_layer = [
+            p.copies[-1] is not None for p in jax.tree.leaves(self.declared, is_leaf=is_parameter)
+        ]
+        inner = over(self.declared, Parameter.inner)
+
+        def period(x, step, stacked, take):
+            stacked = iter(stacked)
+            own = [next(stacked) if mine else p for mine, p in zip(per_layer, params, strict=True)]
+            run = take(self.at(jax.tree.unflatten(tree, own), inner))
+            for index in range(len(form.parts)):
+                layer = layer_context(context, step * len(form.parts) + index)
+                x = run.part(form, index, x, layer)
+            return x, run.outputs
+
+        stacked = [p for mine, p in zip(per_layer, params, strict=True) if mine]
+        x, self.outputs = self.scan(form, period, x, (jnp.arange(form.periods), stacked))
+        return x
+
+    def scan(self, form: Any, period: Callable, x: Any, layers: Any) -> tuple[Any, Any]:
+        """Run `period(x, step, stacked, take)` once for each layer; `take` readies its run."""
+
+        def one(x, layer):
+            return period(x, *layer, lambda run: run)
+
+        return jax.lax.scan(form.remat(one), x, layers, length=form.periods)
+
+
+def layer_context(context: Context, layer: Any) -> Context:
+    """The context of one layer: randomness differs from layer to layer."""
+    if "rng" not in context:
+        return context
+    return context | {"rng": jax.random.fold_in(context["rng"], layer)}

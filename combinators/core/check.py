@@ -1,0 +1,162 @@
+"""Whether context and parameters fit a term, and in words what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from difflib import get_close_matches
+from types import NoneType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .dtypes import numbered, uncounted
+from .errors import CompositionError, ContextError, ParameterError, brief
+from .execution import Context
+from .kinds import show
+from .layers import apart
+from .parameter import is_parameter
+from .records import Range, Rows
+from .term import Term
+
+__all__ = [
+    "check_context", "check_input", "check_integers", "check_key", "check_names", "check_rows",
+    "entering", "fit", "is_key",
+]  # fmt: skip
+
+OPTIONAL = frozenset({"rng", "positions"})
+"""Context that every term takes and none needs: a key for dropout, and where the rows stand."""
+
+
+def check_input(x: Any) -> None:
+    """Numbers in a list, or a text, are no input: they have no shape."""
+    if isinstance(x, (list, str)) and not any(hasattr(v, "shape") for v in jax.tree.leaves(x)):
+        raise CompositionError(f"x is an array, not a {show(x)}: write jnp.array(…) of numbers")
+
+
+def entering(term: Term, x: Any, names: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """What a term is run on, with positions, lengths, segments and the like as int32.
+
+    Raises ContextError for positions that are no integers, and for numbers outside int32.
+    """
+    names = numbered(names, term.row_facts | {"positions"})
+    if not isinstance(positions := names.get("positions"), (Range, NoneType)):
+        check_positions(positions)
+    rows = lambda value: value.numbered() if isinstance(value, Rows) else value  # noqa: E731
+    x = jax.tree.map(rows, x, is_leaf=lambda value: isinstance(value, Rows))
+    return x, names
+
+
+def check_integers(positions: Any) -> None:
+    kind = jnp.result_type(positions)
+    if not jnp.issubdtype(kind, jnp.integer):
+        raise ContextError(uncounted("positions", kind))
+
+
+def check_positions(positions: Any) -> None:
+    check_integers(positions)
+    if jnp.ndim(positions) == 0:
+        raise ContextError(
+            "positions has one integer per row of x, and here it is a single number; jax.vmap maps "
+            "every keyword over its first axis: each(term, fixed=('positions',)) keeps one whole"
+        )
+
+
+def check_key(rng: Any) -> None:
+    """What random numbers are drawn with is a key."""
+    if not is_key(rng):
+        got = "None" if rng is None else show(rng)
+        raise ContextError(f"rng takes a key, jax.random.key(0), and gets {got}")
+
+
+def is_key(value: Any) -> bool:
+    kind = getattr(value, "dtype", None)
+    return kind is not None and (
+        jnp.issubdtype(kind, jax.dtypes.prng_key) or (kind == jnp.uint32 and value.shape == (2,))
+    )
+
+
+def check_context(term: Term, context: Context) -> None:
+    """Every name that the term reads is there, and no other."""
+    unknown = sorted(context.keys() - term.reads - OPTIONAL)
+    for name in sorted(term.reads - context.keys()):
+        what = f"{brief(repr(reader(term, name)))} needs {name}=… in the context"
+        close = get_close_matches(name, unknown, 1)
+        raise ContextError(f"{what}; did you mean {name} by {close[0]}?" if close else what)
+    for name in unknown:
+        known = ", ".join(sorted(term.reads | OPTIONAL))
+        raise ContextError(f"no stage reads {name!r}; this term knows {known}")
+    if "rng" in context:
+        check_key(context["rng"])
+
+
+def check_rows(term: Term, x: Any, context: Context) -> None:
+    """Where each maps sequences, each row of every sequence has a position."""
+    positions = context.get("positions")
+    if positions is None or isinstance(positions, Range):
+        return
+    # What is left of an array of floats is a sequence from two axes on, of tokens from one.
+    least = [term.mapped_axes + jnp.issubdtype(v.dtype, jnp.floating) for v in jax.tree.leaves(x)]
+    axes = zip(map(jnp.ndim, jax.tree.leaves(x)), least, strict=True)
+    if jnp.ndim(positions) <= term.mapped_axes and any(n > few for n, few in axes):
+        raise ContextError(
+            f"positions has one integer per row of every sequence that each maps, and here it has "
+            f"shape {jnp.shape(positions)}; fixed=('positions',) gives every sequence the same"
+        )
+
+
+def check_names(term: Term, taken: Collection[str], where: str) -> None:
+    """No stage reads a name that a function, called `where`, takes for itself."""
+    for name in sorted(term.reads & {*taken}):
+        raise ContextError(
+            f"{where} takes {name} for itself, and {brief(repr(reader(term, name)))} reads it from "
+            "the context: give what is read another name"
+        )
+
+
+def reader(term: Term, name: str) -> Term:
+    """The innermost part that reads a name."""
+    for part in term.parts:
+        if name in part.reads:
+            return reader(part, name)
+    return term
+
+
+def fit(term: Term, declared: dict[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
+    """The declarations in the form that the parameters have; raises where they do not fit."""
+    declared = apart(term, declared, params)
+    wrong = list(misfits(declared, params, ()))
+    if wrong:
+        shown = "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+        raise ParameterError(f"these parameters belong to another term than {term.name}: {shown}")
+    return declared
+
+
+def misfits(declared: Any, params: Any, path: tuple[str, ...]) -> Iterator[str]:
+    """What does not fit, in words."""
+    where = ".".join(path) or "the tree"
+    if is_parameter(declared):
+        if isinstance(params, Mapping):
+            yield f"{where} is one array of shape {declared.shape}, not a dict"
+        elif jnp.shape(params) != declared.shape:
+            yield f"{where} should have shape {declared.shape} and has {jnp.shape(params)}"
+        elif not alike(jnp.result_type(params), declared.dtype):
+            kinds = (jnp.dtype(kind) for kind in (declared.dtype, jnp.result_type(params)))
+            yield "{} should hold {} and holds {}".format(where, *kinds)
+        return
+    if not isinstance(params, Mapping):
+        names = ", ".join(declared)
+        yield f"{where} is a dict of {names}, not an array of shape {jnp.shape(params)}"
+        return
+    for name in sorted(declared.keys() - params.keys()):
+        yield f"{'.'.join((*path, name))} is missing"
+    for name in sorted(params.keys() - declared.keys()):
+        yield f"{'.'.join((*path, name))} is none of its parameters"
+    for name in sorted(declared.keys() & params.keys()):
+        yield from misfits(declared[name], params[name], (*path, name))
+
+
+def alike(kind: Any, declared: Any) -> bool:
+    """Whether parameters may have a type: any of floats in place of floats, else the declared."""
+    floats = jnp.issubdtype(declared, jnp.floating)
+    return jnp.issubdtype(kind, jnp.floating) if floats else kind == declared

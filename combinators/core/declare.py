@@ -1,0 +1,282 @@
+"""Declaring and making parameters: a term run on abstract values, and `term.init`."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.core import Tracer
+
+from .check import check_context, check_input, check_rows, entering, is_key
+from .errors import CompositionError, Line, ParameterError, TermError, brief
+from .execution import Context, Name, Run, put
+from .guards import check_hashable
+from .kinds import show, spec, told
+from .parameter import Parameter, copied, is_parameter, over
+from .source import place
+from .term import MISSING, Leaf, Term
+
+__all__ = ["Declare", "axes", "declare"]
+
+
+class Declare(Run):
+    """Run a term on abstract values and keep what its leaves declare."""
+
+    def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
+        policy = context.scope.precision
+        float_type = (policy and policy.params) or jnp.result_type(float)
+        with blaming(term):
+            declared = parameters_of(term, x)
+        self.outputs = over(declared, lambda p: dataclasses.replace(p, dtype=p.dtype or float_type))
+        zeros = over(self.outputs, lambda p: jnp.zeros(p.shape, p.dtype))
+        return compute(term, zeros, x, context, self.path)
+
+    def enter(self, name: Name) -> Declare:
+        return self.at(*self.place(name))
+
+    def at(self, path: tuple[str, ...], aliases: Any = None) -> Declare:
+        """This execution, at another place."""
+        return type(self)(self.root, path, aliases)
+
+    def copies(self, name: str | None) -> tuple[Any, Any, Callable[[Any], Run]]:
+        return (), None, lambda _: self
+
+    def kept(self) -> Any:
+        return ()
+
+    def regain(self, kept: Any, name: str | None, size: int) -> dict[str, Any]:
+        return copied(self.outputs, name, size) if name else self.outputs
+
+    def repeated(self, form: Any, x: Any, context: Context) -> Any:
+        y = x
+        for index in range(len(form.parts)):
+            y = self.part(form, index, y, context)
+        same_shape(form, x, y)
+        self.outputs = copied(self.outputs, "layers", form.periods)
+        return y
+
+    def shared(self, form: Any, x: Any, context: Context) -> Any:
+        y = self.part(form, 0, x, context)
+        self.outputs = over(
+            self.outputs, lambda p: dataclasses.replace(p, shared=p.shared | {form.across})
+        )
+        return y
+
+    def everywhere(self, form: Any, x: Any, context: Context) -> Any:
+        inner, (term,) = self.at((form.label,)), form.parts
+        y = term.wire(inner, x, context)
+        first, before = self.root.setdefault(form.label, (term, inner.outputs))
+        one, other = (dict(walk(declared)) for declared in (before, inner.outputs))
+        # An equal term may have made the same initializer anew.
+        fits = one == other if first != term else likeness(one) == likeness(other)
+        if not fits:
+            raise CompositionError(
+                f"shared(…, name={form.label!r}) stands in two places that need different "
+                f"parameters: {listed(one)} in one and {listed(other)} in the other"
+                + ("; their initializers differ" if listed(one) == listed(other) else "")
+            )
+        return y
+
+
+Declared = dict[tuple[str, ...], Parameter]
+
+
+def likeness(declared: Declared) -> Any:
+    """Declarations without their initializers."""
+    return {path: (p.shape, p.axes, p.dtype, p.copies, p.shared) for path, p in declared.items()}
+
+
+def listed(declared: Declared) -> str:
+    """Declarations in words."""
+    return ", ".join(
+        f"{'.'.join(path)} {show(jax.ShapeDtypeStruct(p.shape, p.dtype))}"
+        for path, p in declared.items()
+    )
+
+
+def same_shape(form: Term, x: Any, y: Any) -> None:
+    if spec(x) != spec(y):
+        raise CompositionError(
+            f"a repeated block gives back the shape and type it takes; this one turns "
+            f"{show(spec(x))} into {show(spec(y))}"
+        )
+
+
+UNDECIDED = (
+    "asks whether an array is true, as `if`, `and`, `or`, `not` and 1 < x < 2 do: every number of "
+    "an array has its own truth, so combine them with &, | and ~, and choose with jnp.where"
+)
+
+
+def asks_for_truth(error: Exception) -> bool:
+    """Whether an array was used as one truth value: traced, or known by number."""
+    traced = isinstance(error, jax.errors.TracerBoolConversionError)
+    return traced or "truth value of an array" in str(error)
+
+
+def parameters_of(term: Leaf, x: Any) -> dict[str, Any]:
+    """What a primitive declares: a dict of Parameter, by name."""
+
+    def check(declared: Any, name: str) -> None:
+        if is_parameter(declared):
+            return
+        if not isinstance(declared, Mapping):
+            raise CompositionError(
+                f"{term.name} declares {name} as {told(declared)}, and what is learned is declared "
+                "by shape, initializer and axes: Parameter((4,), jax.nn.initializers.ones, "
+                "('out',))"
+            )
+        for inner, value in declared.items():
+            check(value, str(inner))
+
+    declared = term.parameters(x)
+    if is_parameter(declared):
+        raise CompositionError(
+            f"parameters of {term.name} gives one Parameter; it gives a dict of them by name"
+        )
+    check(declared, "its parameters")
+    return declared
+
+
+def compute(term: Leaf, params: Mapping[str, Array], x: Any, context: Context, path) -> Any:
+    """A leaf's equation, in the precision of the context and with a key of the leaf's own."""
+    policy = context.scope.precision
+    if policy and policy.compute:
+        read = {name: context[name] for name in term.reads - term.row_facts}
+        params, read = policy.cast((params, read))
+        context = context | read
+    if term.random and "rng" in context:
+        address = zlib.crc32("/".join(path).encode())
+        context = context | {"rng": jax.random.fold_in(context["rng"], address)}
+    with blaming(term):
+        return term.apply(params, x, context)
+
+
+@contextmanager
+def blaming(term: Leaf) -> Iterator[None]:
+    """What a primitive raises, with the primitive that raised it."""
+    try:
+        yield
+    except TermError:
+        raise
+    except (TypeError, ValueError) as error:
+        if asks_for_truth(error):
+            raise CompositionError(f"{brief(repr(term))} {UNDECIDED}") from error
+        says = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+        raise CompositionError(f"{term!r} raised {says}") from error
+    except Exception as error:  # passes as it is, and says where it was raised
+        error.add_note(
+            f"in {term!r}" + (f", written at {place(*term.written)}" if term.written else "")
+        )
+        raise
+
+
+@lru_cache(maxsize=512)
+def declare_cached(
+    term: Term, leaves: tuple, tree: Any, float_type: Any, declaring: type[Declare]
+) -> tuple[dict, Any]:
+    run = declaring({})
+    x, context = jax.tree.unflatten(tree, leaves)
+    y = jax.eval_shape(lambda x, context: term.wire(run, x, context), x, context)
+    for name in run.root.keys() & run.outputs.keys():
+        raise CompositionError(
+            f"shared(…, name={name!r}) takes the name of a stage: choose another"
+        )
+    return {**run.outputs, **{label: declared for label, (_, declared) in run.root.items()}}, y
+
+
+def declare(
+    term: Term, x: Any, names: Mapping[str, Any], declaring: type[Declare] = Declare
+) -> tuple[dict[str, Any], Any]:
+    """What a term learns when x goes in, and the abstract value that comes out."""
+    check_input(x)
+    check_hashable(term)
+    with placing(term, x):
+        check_context(term, Context(dict(names)))
+        x, names = entering(term, x, names)
+        abstract, context = spec((x, Context(names)))
+        check_rows(term, abstract, Context(names))
+        leaves, tree = jax.tree.flatten((abstract, context))
+        return declare_cached(term, tuple(leaves), tree, jnp.result_type(float), declaring)
+
+
+@contextmanager
+def placing(term: Term, x: Any) -> Iterator[None]:
+    """An error that no composition inside has placed yet belongs to the whole term."""
+    try:
+        yield
+    except TermError as error:
+        where = f"written at {place(*term.written)}" if term.written else ""
+        headline = f"{brief(repr(term))} cannot run on {show(spec(x))}"
+        raise error.placed(headline, [Line(repr(term), where)]) from error.__cause__
+
+
+def axes(term: Term, x: Any, /, **context: Any) -> dict[str, Any]:
+    """The logical names of every parameter's axes, in the tree of `term.init`.
+
+    One source for sharding rules, weight-decay masks and per-layer optimisers: layers, heads,
+    in, out, slots, vocabulary, positions.
+
+    >>> from combinax.combinators import heads, linear
+    >>> axes(heads(2, linear(3)), jnp.zeros((5, 4)))
+    {'linear': {'kernel': ('in', 'heads', 'out')}}
+    """
+    return over(declare(term, x, context)[0], lambda p: p.axes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Init:
+    """`term.init`: a pure function that equals, and hashes like, that of an equal term."""
+
+    term: Term
+
+    def __call__(self, rng: Any, x: Any = MISSING, /, **context: Any) -> dict[str, Any]:
+        leaves = jax.tree.leaves(x)
+        if not is_key(rng) or x is MISSING or all(isinstance(leaf, int) for leaf in leaves):
+            raise ParameterError(
+                "init takes a key and an input, term.init(jax.random.key(0), x), with x an array "
+                "or abstract: jax.ShapeDtypeStruct((5, 4), float)"
+            )
+        declared, _ = declare(self.term, x, context)
+        make = made if isinstance(rng, Tracer) else made_quickly
+        return make(rng, tuple(walk(declared)))
+
+
+def walk(declared: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple]:
+    """Every declaration with its path."""
+    for name, value in declared.items():
+        if is_parameter(value):
+            yield (*path, name), value
+        else:
+            yield from walk(value, (*path, name))
+
+
+def made(rng: Array, declared: tuple[tuple[tuple[str, ...], Parameter], ...]) -> dict[str, Any]:
+    """The parameters, each from a key of its own: rng folded with its path."""
+    tree: dict[str, Any] = {}
+    for path, parameter in declared:
+        *branch, leaf = path
+        key = jax.random.fold_in(rng, zlib.crc32("/".join(path).encode()))
+        value: Any = {leaf: parameter.make(key)}
+        for name in reversed(branch):
+            value = {name: value}
+        tree = put(tree, "", value)
+    return tree
+
+
+# Drawing random numbers once is compiled fast rather than to run fast: six times less to wait.
+made_quickly = jax.jit(
+    made,
+    static_argnums=1,
+    compiler_options={
+        "xla_backend_optimization_level": 0,
+        "xla_llvm_disable_expensive_passes": True,
+    },
+)

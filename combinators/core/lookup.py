@@ -1,0 +1,71 @@
+"""The Lookup: a question to a dictionary, from its entries to an answer, as one node.
+
+A composition groups the run of stages that score, mask, normalize and aggregate. Every execution
+of the run is a function of this node (`Run.lookup` is the reference meaning).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cached_property
+from typing import Any
+
+from ..aggregate import aggregate
+from ..mask import mask
+from ..primitives import pointwise
+from ..score import score
+from ..wrappers import named
+from .records import Entries, Scores, Weights
+from .term import Stage, Term
+
+__all__ = ["Lookup", "segments"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Lookup:
+    """Stages of a composition with their places in it, in order of application."""
+
+    stages: tuple[tuple[int, Term], ...]
+
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """The places in the order in which stages run: masks before the score that they follow.
+
+        A mask looks at marks alone, so it commutes with every stage up to the score. Known first,
+        it tells the score which rows take no part, and nothing is ever computed from those.
+        """
+        order: list[tuple[int, Term]] = []
+        for place, stage in self.stages:
+            at = len(order)
+            if isinstance(inner(stage), mask):
+                while at and isinstance(inner(order[at - 1][1]), (Stage, pointwise)):
+                    at -= 1
+                scored = at and isinstance(inner(order[at - 1][1]), score)
+                at = at - 1 if scored else len(order)
+            order.insert(at, (place, stage))
+        return tuple(place for place, _ in order)
+
+
+def inner(stage: Term) -> Term:
+    """A stage without the wrappers that name or share it."""
+    while len(stage.parts) == 1 and (stage.names == ("",) or isinstance(stage, named)):
+        (stage,) = stage.parts
+    return stage
+
+
+def segments(parts: tuple[Term, ...]) -> tuple[int | Lookup, ...]:
+    """A composition's parts by place, every run of stages of a lookup grouped into one."""
+    groups: list[int | Lookup] = []
+    kind: Any = None
+    for place, part in enumerate(parts):
+        asked = isinstance(kind, (Entries, Scores, Weights))
+        kind = part.flow(kind)
+        if asked or isinstance(kind, (Scores, Weights)) or isinstance(inner(part), aggregate):
+            match groups:
+                case [*_, Lookup(stages)]:
+                    groups[-1] = Lookup((*stages, (place, part)))
+                case _:
+                    groups.append(Lookup(((place, part),)))
+        else:
+            groups.append(place)
+    return tuple(groups)

@@ -1,0 +1,1 @@
+"""Stepwise executions of a term: chunk by chunk, with a cache."""

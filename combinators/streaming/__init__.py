@@ -1,0 +1,1 @@
+"""Streamed executions of a lookup: tile by tile, exactly, in memory linear in the rows."""

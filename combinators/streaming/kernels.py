@@ -1,0 +1,70 @@
+"""Lookups that are exactly scaled dot-product attention: on a GPU, the kernel that cuDNN has.
+
+This is the place for kernels of other platforms: a condition on the lookup, and a function that
+`jax.lax.platform_dependent` takes there in place of the general one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from ..aggregate import aggregate
+from ..core.lookup import inner
+from ..core.records import Entries, Range
+from ..mask import mask
+from ..normalize import softmax
+from ..predicates import Both, causal, window
+from ..score import dot, scaled_dot, score
+from .recognize import Streamed
+
+__all__ = ["by_kernel"]
+
+Attend = Callable[[Array, Array, Array], Array]
+
+
+def by_kernel(stream: Streamed | None, x: Entries, otherwise: Attend) -> Array:
+    """The answer to entries: by a kernel where there is one, otherwise by the general function."""
+    options = kernel_options(stream, x) if stream and jax.default_backend() == "gpu" else None
+    rows = x.query, x.key, x.value
+    if options is None:
+        return otherwise(*rows)
+    return jax.lax.platform_dependent(*rows, cuda=partial(cudnn, **options), default=otherwise)
+
+
+def cudnn(query: Array, key: Array, value: Array, **options: Any) -> Array:
+    """One head of one sequence; vmap maps the kernel itself."""
+    one = (rows[:, None] for rows in (query, key, value))
+    return jax.nn.dot_product_attention(*one, implementation="cudnn", **options)[:, 0]
+
+
+def kernel_options(stream: Streamed, x: Entries) -> dict[str, Any] | None:
+    """The options of `jax.nn.dot_product_attention` that mean this lookup, if any do."""
+    rows = Range(0, len(x.query))
+    known = (x.marks.query.position, x.marks.key.position) == (rows, rows)
+    kinds = {(part.dtype, part.shape) for part in (x.query, x.key, x.value)}
+    ((kind, (_, width)), *others) = kinds
+    plain = len(stream.branches) == 1 and not stream.after and isinstance(stream.end, aggregate)
+    short = kind in (jnp.bfloat16, jnp.float16) and width <= 128 and width % 8 == 0
+    if others or not (plain and known and short and stream.how == softmax):
+        return None
+    stages = [inner(step.stage) for step in stream.branches[0].tiled]
+    seen = [stage.predicate for stage in stages if isinstance(stage, mask)]
+    match [stage for stage in stages if not isinstance(stage, mask)]:
+        case [score(function=function, options=options)] if function in (dot, scaled_dot):
+            scale = dict(options).get("scale", 1.0 if function is dot else None)
+        case _:
+            return None
+    match seen:
+        case []:
+            return {"scale": scale}
+        case [one] if one == causal:
+            return {"scale": scale, "is_causal": True}
+        case [Both(first, window(width)) | Both(window(width), first)] if first == causal:
+            return {"scale": scale, "is_causal": True, "local_window_size": (width - 1, 0)}
+    return None

@@ -1,0 +1,196 @@
+"""Streams: which lookups can be run block by block, and how what the blocks give is merged.
+
+What a block of keys contributes to a query merges with what other blocks contribute, as the
+normalizer says: a monoid (Milakov and Gimelshein 2018, Rabe and Staats 2021).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from ..aggregate import aggregate, weighted_sum
+from ..arithmetic import Pointwise
+from ..compose import Compose
+from ..core.execution import Context, Name
+from ..core.lookup import Lookup, inner
+from ..core.records import record
+from ..core.term import Stage, Term
+from ..mask import mask
+from ..norm import dropout
+from ..normalize import Elementwise, LogSumExp, Streaming, normalize, row_sum, softmax
+from ..primitives import Source, identity, pointwise
+from ..score import features, score
+from ..union import Union
+from ..wrappers import Wrapper
+
+__all__ = ["Partial", "Step", "Streamed", "merge", "streamed_form", "within"]
+
+
+@record
+class Partial:
+    """What queries have gathered from some of the keys.
+
+    `total` (T,) and `mixed` (T, e) are the sums of the weights and of the weighted values, relative
+    to `reference` (T,). Where only the total is asked for, mixed is None.
+    """
+
+    reference: Array
+    total: Array
+    mixed: Array | None = None
+
+    def relative(self, how: Streaming, reference: Array) -> Partial:
+        """The same relative to another reference."""
+        x = how.rescale(self.reference, reference)
+        mixed = None if self.mixed is None else self.mixed * x[:, None]
+        return Partial(reference, self.total * x, mixed)
+
+    def __add__(self, other: Partial) -> Partial:
+        """Both together, where they are relative to one reference."""
+        mixed = None
+        if self.mixed is not None and other.mixed is not None:
+            mixed = self.mixed + other.mixed
+        return Partial(self.reference, self.total + other.total, mixed)
+
+
+def merge(how: Streaming, a: Partial, b: Partial) -> Partial:
+    """What queries have gathered from the keys of both: associative, in whatever order.
+
+    >>> nothing = Partial(jnp.array([-1e30]), jnp.zeros(1), jnp.zeros((1, 2)))
+    >>> some = Partial(jnp.array([2.0]), jnp.ones(1), jnp.ones((1, 2)))
+    >>> merge(softmax, nothing, some).mixed
+    Array([[1., 1.]], dtype=float32)
+    """
+    reference = jnp.maximum(a.reference, b.reference)
+    return a.relative(how, reference) + b.relative(how, reference)
+
+
+# Which lookups are streams
+
+
+class Step(NamedTuple):
+    """A stage: the names that lead to its form, the form, and the stage's place there."""
+
+    names: Any
+    form: Any
+    place: int
+
+    @property
+    def stage(self) -> Term:
+        return self.form.parts[self.place]
+
+    @property
+    def path(self) -> tuple[Name, ...]:
+        return (*self.names, self.form.names[self.place])
+
+    def run(self, run: Any, x: Any, context: Context) -> Any:
+        for name in self.names:
+            run = run.enter(name)
+        return run.part(self.form, self.place, x, context)
+
+
+class Branch(NamedTuple):
+    """One of the dictionaries asked: steps on the whole of it, then steps tile by tile.
+
+    The whole steps give its entries, or, where it has no tiles, its scores.
+    """
+
+    whole: tuple[Step, ...]
+    tiled: tuple[Step, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Streamed:
+    """A lookup as a stream: its dictionaries, one normalizer for all, and what comes after."""
+
+    branches: tuple[Branch, ...]
+    how: Streaming
+    after: tuple[Step, ...]
+    end: Any
+
+    @property
+    def first(self) -> Branch | None:
+        """The first dictionary that is asked tile by tile as it is."""
+        return next((branch for branch in self.branches if not branch.whole), None)
+
+    @property
+    def features(self) -> features | None:
+        """The features that keys can be summed up by before they are asked, if they can."""
+        branch, *others = self.branches
+        if others or self.after or not isinstance(self.end, aggregate):
+            return None
+        linear = self.how == row_sum or self.how == Elementwise(identity)
+        stages = [inner(step.stage) for step in branch.tiled]
+        scores = [stage for stage in stages if not isinstance(stage, mask)]
+        match scores:
+            case [score(function=features() as found)] if linear:
+                return found
+        return None
+
+
+def tilewise(term: Term) -> bool:
+    """Whether a term turns entries into scores, or scores into scores, tile by tile."""
+    if isinstance(term, (score, mask, Stage, pointwise, Source)):
+        return True
+    return isinstance(term, (Compose, Pointwise, Wrapper)) and all(map(tilewise, term.parts))
+
+
+def branches(first: Step) -> Iterator[Branch]:
+    """The dictionaries of a union; or the one that is asked."""
+    union = first.stage
+    if not isinstance(union, Union):
+        yield Branch((), (first,))
+        return
+    for place, part in enumerate(union.parts):
+        here = Step(first.path, union, place)
+        match part:
+            case Union():
+                yield from branches(here)
+            case Compose(segments=(*whole, Lookup() as lookup)) if all(
+                tilewise(part.parts[i]) for i in lookup.order
+            ) and not any(isinstance(i, Lookup) for i in whole):
+                steps = partial(Step, here.path, part)
+                yield Branch(tuple(map(steps, whole)), tuple(map(steps, lookup.order)))
+            case _ if tilewise(part):
+                yield Branch((), (here,))
+            case _:
+                yield Branch((here,), ())
+
+
+@lru_cache(maxsize=512)
+def streamed_form(form: Term, lookup: Lookup) -> Streamed | str:
+    """The lookup as a stream, or the reason why it cannot be one."""
+    steps = [Step((), form, place) for place in lookup.order]
+    stages = [inner(step.stage) for step in steps]
+    at = next((i for i, s in enumerate(stages) if isinstance(s, (normalize, LogSumExp))), None)
+    if not at or not isinstance(stages[-1], (aggregate, LogSumExp)):
+        return "its scores or weights are asked for"
+    how = getattr(stages[at], "rows", softmax)
+    if not isinstance(how, Streaming):
+        return f"{stages[at]!r} needs whole rows of scores"
+    if how.learns:
+        return f"{stages[at]!r} learns, and only normalizers that do not are streamed"
+    if isinstance(stages[-1], aggregate) and stages[-1].fold is not weighted_sum:
+        return f"{stages[-1]!r} needs whole rows of weights"
+    (first, *rest), after = steps[:at], steps[at + 1 : -1]
+    for step in after:
+        if not isinstance(inner(step.stage), dropout):
+            return f"{step.stage!r} needs whole rows of weights"
+    for step in rest if isinstance(first.stage, Union) else steps[:at]:
+        if not tilewise(step.stage):
+            return f"{step.stage!r} may need whole rows of scores"
+    parts = tuple(b._replace(tiled=(*b.tiled, *rest)) for b in branches(first))
+    return Streamed(parts, how, tuple(after), stages[-1])
+
+
+def within(terms: Iterator[Term], kind: type) -> Iterator[Any]:
+    """All terms of a kind, at whatever depth."""
+    for term in terms:
+        if isinstance(term, kind):
+            yield term
+        yield from within(iter(term.parts), kind)
