@@ -14,9 +14,10 @@ from .core.context import Context
 from .core.declare import axes
 from .core.errors import CompositionError, ContextError, ParameterError, TermError
 from .core.layers import stack, unstack
+from .core.leaf import Leaf, Stage
 from .core.parameter import Parameter
 from .core.records import Entries, Marks, Range, Rows, Scores, Weights
-from .core.term import Leaf, Stage, Term
+from .core.term import Term
 from .describe import Description, describe
 from .embed import embed, half_split, interleaved, position_embed, rotary, sinusoidal, tied
 from .mask import mask
@@ -36,6 +37,7 @@ from .normalize import (
     softmax,
 )
 from .observe import observe
+from .operators import install
 from .predicates import (
     Predicate,
     block_causal,
@@ -58,6 +60,8 @@ from .streaming.choose import materialized, streamed
 from .streaming.recognize import Partial, merge
 from .union import sink, union
 from .wrappers import given, named, precision, shared
+
+install()
 
 __all__ = [
     # project: where queries, keys and values come from

@@ -8,12 +8,14 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
+from .core.arguments import as_function
+from .core.context import Context
 from .core.dtypes import floating
 from .core.errors import CompositionError
-from .core.execution import Context
 from .core.kinds import Width, mistaken
+from .core.leaf import Leaf
 from .core.records import Weights
-from .core.term import Leaf, as_function, form
+from .core.term import form
 
 __all__ = ["aggregate", "largest", "weighted_sum"]
 
@@ -56,6 +58,8 @@ class aggregate(Leaf):
     >>> aggregate()({}, Weights(jnp.array([[0.5, 0.5]]), jnp.array([[1.0], [3.0]])))
     Array([[2.]], dtype=float32)
     """
+
+    role = "aggregates"
 
     rowwise = True
 

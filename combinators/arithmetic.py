@@ -11,13 +11,15 @@ import numpy as np
 from jax import Array
 
 from .compose import Branches
+from .core.arguments import as_term
+from .core.context import Context
 from .core.dtypes import floating
 from .core.errors import CompositionError
-from .core.execution import Context, Run
+from .core.execution import Run
 from .core.kinds import Width, show, spec
 from .core.records import Record, Scores, Weights, both, covered, either
 from .core.source import Write
-from .core.term import Term, as_term, form
+from .core.term import Term, form
 from .primitives import constant
 
 __all__ = ["add", "multiply", "subtract"]

@@ -13,18 +13,19 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
+from .core.arguments import as_function, at_least, boolean
+from .core.context import Context
 from .core.dtypes import counts_as, floating, widened
 from .core.errors import CompositionError
-from .core.execution import Context
 from .core.guards import as_names
 from .core.kinds import Width, fits
+from .core.leaf import Leaf, Stage, spread
 from .core.pairs import check_pairs
 from .core.parameter import Parameter
 from .core.records import Marks, Scores
 from .core.source import Write
-from .core.term import Leaf, Stage, Term, as_function, form, spread
+from .core.term import Term, form
 from .primitives import Source, read
-from .project import at_least, boolean
 
 __all__ = [
     "Bias", "alibi", "alibi_slopes", "bias", "relative", "softcap", "t5_buckets", "temperature",

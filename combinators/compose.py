@@ -7,13 +7,16 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from .core.arguments import as_term
+from .core.context import Context
 from .core.errors import CompositionError, Line, TermError, brief
-from .core.execution import Context, Run
+from .core.execution import Run
 from .core.kinds import Width, show, spec
+from .core.leaf import Leaf
 from .core.lookup import Lookup, segments
 from .core.records import Weights
 from .core.source import Write, place
-from .core.term import Export, Leaf, Term, as_term, form
+from .core.term import Export, Term, form
 from .primitives import identity
 
 __all__ = ["compose", "fanout", "join", "parallel", "pick"]

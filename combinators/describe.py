@@ -15,14 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from .core.arguments import as_term
 from .core.check import entering
-from .core.declare import Declare, compute, declare, walk
-from .core.execution import Context
+from .core.context import Context
+from .core.declare import Declare, declare, walk
 from .core.kinds import show, spec
+from .core.leaf import Leaf, compute
 from .core.lookup import Lookup
 from .core.parameter import over
 from .core.records import Entries, Scores, Weights
-from .core.term import Leaf, Term, as_term
+from .core.term import Term
 from .intervals.span import is_whole
 from .streaming.choose import asks, decide, inside_copies
 
@@ -79,7 +81,7 @@ class Describe(Declare):
     def at(self, path: tuple[str, ...], aliases: Any = None) -> Describe:
         return Describe(self.root, path, aliases, self.rows, self.around, self.decided)
 
-    def part(self, form: Term, index: int, x: Any, context: Context) -> Any:
+    def part(self, form: Any, index: int, x: Any, context: Context) -> Any:
         before = len(self.rows)
         y = super().part(form, index, x, context)
         path, _ = self.place(form.names[index])
@@ -100,7 +102,7 @@ class Describe(Declare):
         self.rows.append(Row(self.path, stage, gives(y), 0, *costs))
         return y
 
-    def lookup(self, form: Term, lookup: Lookup, x: Any, context: Context, step: Any) -> Any:
+    def lookup(self, form: Any, lookup: Lookup, x: Any, context: Context, step: Any) -> Any:
         at, decided = len(self.rows), self.decided
         self.decided = decided or not isinstance(x, Entries)
         y = super().lookup(form, lookup, x, context, step)

@@ -11,15 +11,17 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
+from .core.arguments import as_term, at_least, floats, one_sequence
+from .core.context import Context
 from .core.dtypes import widened
 from .core.errors import CompositionError
-from .core.execution import Context, Run
+from .core.execution import Run
 from .core.kinds import Width, show
+from .core.leaf import Leaf
 from .core.parameter import Parameter
-from .core.records import Range
+from .core.records import Range, rows_at
 from .core.source import Write
-from .core.term import Leaf, Term, as_term, form
-from .project import at_least, floats, one_sequence, rows_at
+from .core.term import Term, form
 from .wrappers import sums
 
 __all__ = ["embed", "half_split", "interleaved", "position_embed", "rotary", "sinusoidal", "tied"]

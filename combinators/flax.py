@@ -18,12 +18,14 @@ from flax import linen, nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 
+from .core.arguments import as_term
+from .core.context import Context
 from .core.errors import CompositionError
-from .core.execution import Context
 from .core.kinds import spec
+from .core.leaf import Leaf
 from .core.parameter import Parameter
 from .core.source import Write, reference
-from .core.term import Leaf, Term, as_term, form
+from .core.term import Term, form
 
 __all__ = ["Network", "from_linen", "from_nnx"]
 

@@ -14,13 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from .core.context import Context
 from .core.errors import CompositionError
-from .core.execution import Context
 from .core.kinds import fits, mistaken
+from .core.leaf import Leaf, after_union, spread
 from .core.pairs import check_pairs
 from .core.records import Entries, Marks, Range, Rows, Scores
 from .core.source import PACKAGE
-from .core.term import Leaf, after_union, form, spread
+from .core.term import form
 from .intervals.span import Span
 from .predicates import Predicate, as_predicate, predicate
 
@@ -69,6 +70,8 @@ class mask(Leaf):
     >>> mask(causal & window(4) & same("segments"))
     mask(((causal & window(4)) & same('segments')))
     """
+
+    role = "masks"
 
     rowwise = True
 

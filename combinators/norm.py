@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from .core.arguments import floats
+from .core.context import Context
 from .core.errors import CompositionError
-from .core.execution import Context
+from .core.leaf import Leaf
 from .core.parameter import Parameter
-from .core.records import Weights, numbers
-from .core.term import Leaf, form
-from .project import floats, rows_at
+from .core.records import Weights, numbers, rows_at
+from .core.term import form
 from .wrappers import sums
 
 __all__ = ["dropout", "layer_norm", "rms_norm"]

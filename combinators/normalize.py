@@ -16,16 +16,17 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from .core.arguments import as_function, floats
+from .core.context import Context
 from .core.dtypes import widened
 from .core.errors import CompositionError
-from .core.execution import Context
 from .core.kinds import Width, mistaken, show
+from .core.leaf import Leaf
 from .core.parameter import Parameter
 from .core.records import Scores, Weights, both
 from .core.source import Write, documented, reference
-from .core.term import Leaf, as_function, form
+from .core.term import form
 from .primitives import pointwise
-from .project import floats
 
 __all__ = [
     "RowNormalizer", "gelu", "gelu_tanh", "log_sum_exp", "normalize", "relu", "relu_squared",
@@ -280,6 +281,8 @@ class normalize(Leaf):
     >>> normalize(softmax)({}, scores).weight
     Array([[0.5, 0.5]], dtype=float32)
     """
+
+    role = "normalizes"
 
     rowwise = True
 

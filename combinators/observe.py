@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from .core.apply import Apply, call
-from .core.execution import Context, put
-from .core.term import Term, as_term
+from .core.arguments import as_term
+from .core.context import Context
+from .core.execution import put
+from .core.term import Term
 
 __all__ = ["observe"]
 
@@ -16,7 +18,7 @@ __all__ = ["observe"]
 class Observe(Apply):
     """The plain meaning, keeping what every part gives under the part's name."""
 
-    def part(self, form: Term, index: int, x: Any, context: Context) -> Any:
+    def part(self, form: Any, index: int, x: Any, context: Context) -> Any:
         y = super().part(form, index, x, context)
         name = form.names[index]
         if isinstance(name, str) and name:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast, dataclass_transform
 import jax.numpy as jnp
 from jax import Array
 
+from .core.arguments import at_least
 from .core.dtypes import uncounted
 from .core.errors import CompositionError
 from .core.guards import as_name, as_names
@@ -18,7 +19,6 @@ from .core.source import documented, reference
 from .intervals.program import Program
 from .intervals.three_valued import ANYTHING, Maybe, truth
 from .primitives import read
-from .project import at_least
 
 __all__ = [
     "Predicate", "block_causal", "causal", "dilated", "predicate", "prefix", "same", "valid",

@@ -11,15 +11,17 @@ from typing import Any
 import jax
 from jax import Array
 
+from .core.arguments import as_function
+from .core.context import Context
 from .core.dtypes import widened
 from .core.errors import CompositionError
-from .core.execution import Context
 from .core.guards import as_name
 from .core.kinds import Width
+from .core.leaf import Leaf, of_pairs
 from .core.parameter import Initializer, Parameter
 from .core.records import Scores, Weights
 from .core.source import PACKAGE, Write, documented, reference
-from .core.term import Leaf, as_function, form, of_pairs
+from .core.term import form
 
 __all__ = ["constant", "identity", "learned", "lift", "pointwise", "read"]
 
@@ -60,6 +62,8 @@ class pointwise(Leaf):
     >>> pointwise(jnp.square)({}, jnp.arange(3.0))
     Array([0., 1., 4.], dtype=float32)
     """
+
+    role = "adjusts"
 
     rowwise = True
 

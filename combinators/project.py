@@ -14,14 +14,17 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from .core.arguments import as_term, at_least, boolean, floats, one_sequence
+from .core.context import Context
 from .core.dtypes import counts_as
 from .core.errors import CompositionError
-from .core.execution import Context, Run
-from .core.kinds import Width, mistaken, show, told
+from .core.execution import Run
+from .core.kinds import Width, show
+from .core.leaf import Leaf
 from .core.parameter import Parameter
-from .core.records import Entries, Marks, Range, Rows
+from .core.records import Entries, Marks, rows_at
 from .core.source import Write
-from .core.term import Leaf, Term, as_term, form
+from .core.term import Term, form
 from .wrappers import sums
 
 __all__ = ["linear", "project", "slots"]
@@ -199,51 +202,3 @@ class slots(Leaf):
         marks = Marks(rows_at(context, len(query)), rows_at(Context(), self.count))
         key, value = (params[name].astype(query.dtype) for name in ("key", "value"))
         return Entries(query, key, value, marks)
-
-
-def rows_at(context: Context, count: int) -> Rows:
-    """Rows at the positions of the context, or else counted from 0."""
-    positions = context.get("positions")
-    index = Range(0, count)
-    if positions is None:
-        return Rows(index, index)
-    length = positions.length if isinstance(positions, Range) else positions.shape[0]
-    if length != count:
-        raise CompositionError(f"positions has {length} entries and there are {count} rows")
-    return Rows(positions, index)
-
-
-def one_sequence(what: str, rows: Any) -> None:
-    """Terms are written for one sequence; say how to map a batch."""
-    if rows.ndim != 2:
-        batch = "; for a batch write each(term)" if rows.ndim == 3 else ""
-        raise CompositionError(
-            f"{what} takes one sequence of vectors, (T, d), and gets {show(rows)}{batch}"
-        )
-
-
-def floats(term: Term, x: Any) -> None:
-    if not hasattr(x, "dtype"):
-        raise CompositionError(mistaken(term, "an array", x))
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise CompositionError(
-            f"{term.name} takes floats and gets {show(x)}; embed(vocabulary, width) turns "
-            "integers into vectors"
-        )
-    if not x.ndim:
-        raise CompositionError(f"{term.name} takes vectors and gets a single number")
-
-
-def at_least(least: int, term: Any, **numbers: Any) -> None:
-    word = term if isinstance(term, str) else getattr(term, "name", type(term).__name__)
-    for name, number in numbers.items():
-        if not isinstance(number, int) or isinstance(number, bool) or number < least:
-            raise CompositionError(
-                f"{name} of {word} is an integer of at least {least}, not {told(number)}"
-            )
-
-
-def boolean(term: Term, **flags: Any) -> None:
-    for name, flag in flags.items():
-        if not isinstance(flag, bool):
-            raise CompositionError(f"{name} of {term.name} is True or False, not {flag!r}")

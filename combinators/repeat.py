@@ -10,15 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from .core.arguments import as_term, at_least
+from .core.context import Context
 from .core.dtypes import numbered
 from .core.errors import CompositionError
-from .core.execution import Context, Run
+from .core.execution import Run
 from .core.guards import as_names, unread
 from .core.kinds import Width, show, spec, told
 from .core.records import Range
 from .core.source import Write, reference
-from .core.term import Term, as_term, form
-from .project import at_least
+from .core.term import Term, form
 from .wrappers import Wrapper
 
 __all__ = ["copies", "each", "heads", "repeat"]

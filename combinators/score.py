@@ -9,16 +9,18 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from .core.arguments import as_function, at_least
+from .core.context import Context
 from .core.dtypes import floating, wide, widened
 from .core.errors import CompositionError
-from .core.execution import Context
 from .core.kinds import Width, mistaken, show
+from .core.leaf import Leaf
 from .core.parameter import Parameter
 from .core.records import Entries, Scores, kept
 from .core.source import Write, reference
-from .core.term import Leaf, Term, as_function, form
+from .core.term import Term, form
 from .primitives import pointwise
-from .project import at_least, fan_in
+from .project import fan_in
 
 __all__ = ["additive", "bilinear", "cosine", "distance", "dot", "features", "scaled_dot", "score"]
 
@@ -205,6 +207,8 @@ class score(Leaf):
     >>> term(term.init(jax.random.key(0), jnp.zeros((3, 2))), jnp.zeros((3, 2))).score.shape
     (3, 3)
     """
+
+    role = "scores"
 
     rowwise = True
 

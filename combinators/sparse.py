@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from .core.arguments import at_least
 from .core.source import Write
 from .core.term import form
 from .normalize import RowNormalizer, largest_visible, lowest, shown, softmax
-from .project import at_least
 
 __all__ = ["entmax15", "hardmax", "sparsemax", "top_k"]
 

@@ -12,13 +12,16 @@ import numpy as np
 from jax import Array
 
 from .compose import Branches
+from .core.arguments import as_term
+from .core.context import Context
 from .core.dtypes import wide
 from .core.errors import CompositionError
-from .core.execution import Context, Run
+from .core.execution import Run
 from .core.kinds import Width, mistaken, show, spec
+from .core.leaf import Leaf
 from .core.parameter import Parameter
 from .core.records import Entries, Scores, either
-from .core.term import Leaf, Term, as_term, form
+from .core.term import Term, form
 
 __all__ = ["sink", "union"]
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import cached_property
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
+from .core.arguments import as_term
+from .core.context import Context, Precision
 from .core.dtypes import numbered, wide
 from .core.errors import CompositionError
-from .core.execution import Context, Run
+from .core.execution import Run
 from .core.guards import as_place, unread
 from .core.source import Write
-from .core.term import Export, Term, as_term, form
+from .core.term import Export, Term, form
 
 __all__ = ["given", "named", "precision", "shared"]
 
@@ -249,28 +249,14 @@ class precision(Wrapper):
                 )
             object.__setattr__(self, field, name)
 
-    def cast(self, tree: Any) -> Any:
-        """Every float array of a tree in the compute type."""
-
-        def one(leaf):
-            floats = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
-            return leaf.astype(self.compute) if floats else leaf
-
-        return jax.tree.map(one, tree)
-
     def wire(self, run: Run, x: Any, context: Context) -> Any:
         outer = context.scope.precision
-        policy = self if outer is None else dataclasses.replace(
-            self,
-            compute=self.compute or outer.compute,
-            params=self.params or outer.params,
-            sums=self.sums or outer.sums,
-        )  # fmt: skip
-        x = policy.cast(x) if policy.compute else x
-        return run.part(self, 0, x, context.within(precision=policy))
+        policy = Precision(
+            self.compute or outer.compute, self.params or outer.params, self.sums or outer.sums
+        )
+        return run.part(self, 0, policy.cast(x), context.within(precision=policy))
 
 
 def sums(x: Array, context: Context) -> Any:
     """The type in which sums over x run: at least float32, or what `precision` asks for."""
-    policy = context.scope.precision
-    return wide(x, policy.sums) if policy and policy.sums else wide(x)
+    return wide(x, context.scope.precision.sums or jnp.float32)

@@ -15,11 +15,10 @@ from jax.typing import ArrayLike
 
 from ..combinators import CompositionError, ParameterError, Term, embed, identity
 from ..combinators.compose import Compose
+from ..combinators.core.arguments import as_term, at_least
 from ..combinators.core.check import check_key
 from ..combinators.core.kinds import show
 from ..combinators.core.source import reference
-from ..combinators.core.term import as_term
-from ..combinators.project import at_least
 
 __all__ = [
     "Stop", "cache_dtype", "check_choice", "check_keep", "check_logits", "check_prompt",

@@ -21,11 +21,11 @@ from jax import Array
 from jax.core import Tracer
 
 from ..combinators import CompositionError, ContextError, Leaf, pointwise, read
+from ..combinators.core.arguments import at_least
+from ..combinators.core.context import Context
 from ..combinators.core.dtypes import widened
-from ..combinators.core.execution import Context
 from ..combinators.core.source import documented
 from ..combinators.core.term import form
-from ..combinators.project import at_least
 
 __all__ = ["greedy", "keep_top_k", "keep_top_p", "log_probability"]
 

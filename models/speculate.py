@@ -16,7 +16,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ..combinators import CompositionError, Term, identity, softmax, unstack
-from ..combinators.core.term import as_term
+from ..combinators.core.arguments import as_term
 from .context import SplitContext, laid_out, split_context
 from .generate import NO_TOKEN, Generated, begin, chosen, drawn, refuse_sums
 from .prompt import check_prompt, integer, key_of

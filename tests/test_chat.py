@@ -13,14 +13,16 @@ import pytest
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
-from combinax import models, train
+from combinax import models
 from combinax.combinators import CompositionError, identity, pointwise
 from combinax.models import chat as talk
 from combinax.models import files, greedy
 from combinax.models.chat import Chat, begin, load_chat, prompt, reply
+from combinax.models.files import smollm2
 from combinax.models.gguf_file import read
-from combinax.models.pretrained import chat_template, smollm2
+from combinax.models.pretrained import chat_template
 from combinax.train import __main__ as command
+from combinax.train.tasks import train
 
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 KEY = jax.random.key(0)

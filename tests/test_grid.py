@@ -9,7 +9,8 @@ from asking import ask
 from hypothesis import strategies as st
 from sampling import examples
 
-from combinax.combinators import causal, choose, mask, materialized, streamed, window
+from combinax.combinators import causal, mask, materialized, streamed, window
+from combinax.combinators.streaming import choose
 from combinax.combinators.streaming.grid import ALL, NONE, SOME, Grid, bands
 
 numbers = st.integers(1, 4)

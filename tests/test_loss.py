@@ -6,14 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from combinax.train.loss import (
-    IGNORE,
-    accuracy,
-    check_targets,
-    cross_entropy,
-    mean,
-    next_token,
-)
+from combinax.train.loss import IGNORE, accuracy, check_targets, cross_entropy, mean, next_token
 
 # Without jit every operation of every shape is compiled on its own, which is what takes time here.
 compiled = jax.jit(cross_entropy, static_argnames="ignore")

@@ -14,7 +14,8 @@ import pytest
 
 from combinax.combinators import each, unstack
 from combinax.models import files, generate, greedy, sentence
-from combinax.models.pretrained import batch, configuration, load, minilm, save, smollm2
+from combinax.models.files import minilm, smollm2
+from combinax.models.pretrained import batch, configuration, load, save
 from combinax.models.reading import matched_pairs, promoted_tokens, spelled
 
 with np.load(Path(__file__).parent / "oracles" / "pretrained.npz") as arrays:

@@ -15,6 +15,7 @@ from streams import (
     normal,
 )
 
+from combinax.combinators.streaming import sweep
 from combinax.combinators import (
     aggregate,
     bias,
@@ -31,9 +32,9 @@ from combinax.combinators import (
     score,
     softmax,
     streamed,
-    tiles,
     valid,
 )
+from combinax.combinators.streaming import sweep
 
 # Derivatives of every order, and maps
 
@@ -138,8 +139,8 @@ def test_copies_run_side_by_side_where_there_is_no_cache_to_keep():
 def test_copies_share_a_tile_where_cores_share_the_work(monkeypatch, room, left, axes):
     """As many copies in a tile as there is room for and as divide an axis, forward and backward;
     not where each has a plan of its own: `axes` are those of segments, of rows and of heads."""
-    monkeypatch.setattr(tiles, "SHARED", 1)
-    monkeypatch.setattr(tiles, "ROOM", 3 * 2 * room)
+    monkeypatch.setattr(sweep, "SHARED", 1)
+    monkeypatch.setattr(sweep, "ROOM", 3 * 2 * room)
     jax.clear_caches()
     outer, inner = axes or (None, None)
     front = [n for n, axis in zip((2, 4), (outer, inner), strict=True) if axis == 0]
@@ -157,7 +158,7 @@ def test_copies_share_a_tile_where_cores_share_the_work(monkeypatch, room, left,
     agree(fast(gradient(stream))(*x), fast(gradient(materialized))(*x), 1e-4)
     first = jax.make_jaxpr(gradient(stream))(*x)
     found = [e.params["what"] for e in first.eqns if "what" in e.params]
-    assert [type(what) for what in found] == [tiles.Fold, tiles.Sum]
+    assert [type(what) for what in found] == [sweep.Fold, sweep.Sum]
     if not front:
         assert [what.in_groups().sizes for what in found] == [left, left]
     elif len(front) == 2:

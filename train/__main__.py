@@ -217,7 +217,7 @@ def chat(
 
     with refused(extra="pretrained"):
         from ..models import chat as talk
-        from ..models.pretrained import smollm2
+        from ..models.files import smollm2
 
         choose = keep_top_p(top_p) @ scaled(temperature) if temperature else greedy
         with stderr.status("reading the weights"):

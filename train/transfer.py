@@ -24,7 +24,8 @@ from ..combinators import Term, each, linear, named, pick
 from ..models import bert, mean_pool
 from ..models.adapter import adapted, merged, with_adapters
 from ..models.disk import read_text
-from ..models.pretrained import batch, configuration, load, minilm
+from ..models.files import minilm
+from ..models.pretrained import batch, configuration, load
 from . import data
 from .loop import Batch, Params, fit
 from .loss import accuracy, cross_entropy

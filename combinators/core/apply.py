@@ -10,13 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .arguments import NOTHING
 from .check import entering, fit
-from .declare import Declare, compute, declare, placing
+from .context import Context
+from .declare import Declare, declare, placing
 from .errors import ParameterError
-from .execution import Context, Name, Run, put, select
+from .execution import Name, Run, put, select
 from .kinds import show
+from .leaf import Leaf, compute
 from .parameter import Parameter, is_parameter, over, plain
-from .term import MISSING, Leaf, Term
+from .term import Term
 
 __all__ = ["Apply", "call"]
 
@@ -26,8 +29,8 @@ def call(
     declaring: type[Declare] = Declare,
 ) -> Any:  # fmt: skip
     """`term(params, x, **context)`: check that everything fits, then run."""
-    if not isinstance(params, Mapping) or x is MISSING:
-        got = "nothing" if params is MISSING else "None" if params is None else show(params)
+    if not isinstance(params, Mapping) or x is NOTHING:
+        got = "nothing" if params is NOTHING else "None" if params is None else show(params)
         raise ParameterError(
             f"a term takes its parameters first and then its input, term(params, x), with "
             f"params a dict as term.init(rng, x) makes it; {term.name} got {got} first"

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .context import Context
 from .dtypes import numbered, uncounted
 from .errors import CompositionError, ContextError, ParameterError, brief
-from .execution import Context
 from .kinds import show
 from .layers import apart
 from .parameter import is_parameter

@@ -8,16 +8,31 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-if TYPE_CHECKING:
-    from ..wrappers import precision
+__all__ = ["Context", "Execution", "Head", "Precision", "Scope"]
 
-__all__ = ["Context", "Execution", "Head", "Scope"]
+
+@dataclasses.dataclass(frozen=True)
+class Precision:
+    """Names of float types for activations, new parameters and sums; "" leaves a type as it is."""
+
+    compute: str = ""
+    params: str = ""
+    sums: str = ""
+
+    def cast(self, tree: Any) -> Any:
+        """Every float array of a tree in the type of activations."""
+
+        def one(leaf: Any) -> Any:
+            floats = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
+            return leaf.astype(self.compute) if floats else leaf
+
+        return jax.tree.map(one, tree) if self.compute else tree
 
 
 @jax.tree_util.register_dataclass
@@ -61,7 +76,7 @@ class Scope:
     in the context that `given` made inside the term of rows of the sequence."""
 
     head: Head | None = None
-    precision: precision | None = static(None)
+    precision: Precision = static(Precision())
     execution: Execution = static(Execution())
     made_inside: frozenset[str] = static(frozenset())
 

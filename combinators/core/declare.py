@@ -14,14 +14,17 @@ import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
 
+from .arguments import NOTHING
 from .check import check_context, check_input, check_rows, entering, is_key
+from .context import Context
 from .errors import CompositionError, Line, ParameterError, TermError, brief
-from .execution import Context, Name, Run, put
+from .execution import Name, Run, put
 from .guards import check_hashable
-from .kinds import show, spec, told
+from .kinds import show, spec
+from .leaf import Leaf, blaming, compute, parameters_of
 from .parameter import Parameter, copied, is_parameter, over
 from .source import place
-from .term import MISSING, Leaf, Term
+from .term import Term
 
 __all__ = ["Declare", "axes", "declare"]
 
@@ -30,8 +33,7 @@ class Declare(Run):
     """Run a term on abstract values and keep what its leaves declare."""
 
     def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
-        policy = context.scope.precision
-        float_type = (policy and policy.params) or jnp.result_type(float)
+        float_type = context.scope.precision.params or jnp.result_type(float)
         with blaming(term):
             declared = parameters_of(term, x)
         self.outputs = over(declared, lambda p: dataclasses.replace(p, dtype=p.dtype or float_type))
@@ -109,75 +111,6 @@ def same_shape(form: Term, x: Any, y: Any) -> None:
         )
 
 
-UNDECIDED = (
-    "asks whether an array is true, as `if`, `and`, `or`, `not` and 1 < x < 2 do: every number of "
-    "an array has its own truth, so combine them with &, | and ~, and choose with jnp.where"
-)
-
-
-def asks_for_truth(error: Exception) -> bool:
-    """Whether an array was used as one truth value: traced, or known by number."""
-    traced = isinstance(error, jax.errors.TracerBoolConversionError)
-    return traced or "truth value of an array" in str(error)
-
-
-def parameters_of(term: Leaf, x: Any) -> dict[str, Any]:
-    """What a primitive declares: a dict of Parameter, by name."""
-
-    def check(declared: Any, name: str) -> None:
-        if is_parameter(declared):
-            return
-        if not isinstance(declared, Mapping):
-            raise CompositionError(
-                f"{term.name} declares {name} as {told(declared)}, and what is learned is declared "
-                "by shape, initializer and axes: Parameter((4,), jax.nn.initializers.ones, "
-                "('out',))"
-            )
-        for inner, value in declared.items():
-            check(value, str(inner))
-
-    declared = term.parameters(x)
-    if is_parameter(declared):
-        raise CompositionError(
-            f"parameters of {term.name} gives one Parameter; it gives a dict of them by name"
-        )
-    check(declared, "its parameters")
-    return declared
-
-
-def compute(term: Leaf, params: Mapping[str, Array], x: Any, context: Context, path) -> Any:
-    """A leaf's equation, in the precision of the context and with a key of the leaf's own."""
-    policy = context.scope.precision
-    if policy and policy.compute:
-        read = {name: context[name] for name in term.reads - term.row_facts}
-        params, read = policy.cast((params, read))
-        context = context | read
-    if term.random and "rng" in context:
-        address = zlib.crc32("/".join(path).encode())
-        context = context | {"rng": jax.random.fold_in(context["rng"], address)}
-    with blaming(term):
-        return term.apply(params, x, context)
-
-
-@contextmanager
-def blaming(term: Leaf) -> Iterator[None]:
-    """What a primitive raises, with the primitive that raised it."""
-    try:
-        yield
-    except TermError:
-        raise
-    except (TypeError, ValueError) as error:
-        if asks_for_truth(error):
-            raise CompositionError(f"{brief(repr(term))} {UNDECIDED}") from error
-        says = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
-        raise CompositionError(f"{term!r} raised {says}") from error
-    except Exception as error:  # passes as it is, and says where it was raised
-        error.add_note(
-            f"in {term!r}" + (f", written at {place(*term.written)}" if term.written else "")
-        )
-        raise
-
-
 @lru_cache(maxsize=512)
 def declare_cached(
     term: Term, leaves: tuple, tree: Any, float_type: Any, declaring: type[Declare]
@@ -237,9 +170,9 @@ class Init:
 
     term: Term
 
-    def __call__(self, rng: Any, x: Any = MISSING, /, **context: Any) -> dict[str, Any]:
+    def __call__(self, rng: Any, x: Any = NOTHING, /, **context: Any) -> dict[str, Any]:
         leaves = jax.tree.leaves(x)
-        if not is_key(rng) or x is MISSING or all(isinstance(leaf, int) for leaf in leaves):
+        if not is_key(rng) or x is NOTHING or all(isinstance(leaf, int) for leaf in leaves):
             raise ParameterError(
                 "init takes a key and an input, term.init(jax.random.key(0), x), with x an array "
                 "or abstract: jax.ShapeDtypeStruct((5, 4), float)"

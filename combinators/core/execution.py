@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import jax
 
 from .context import Context, Head
 
-if TYPE_CHECKING:
-    from .lookup import Lookup
-    from .term import Leaf, Term
-
-__all__ = ["Context", "Name", "Run", "put", "select"]
+__all__ = ["Form", "Name", "Run", "put", "select"]
 
 Name = str | Mapping[str, str]
 """Where a part's parameters lie in its form's: under a name, under several names of the form
 (a composition inside another form gives its stages' parameters to that form), or, for "", all."""
+
+
+class Form(Protocol):
+    """A term as an execution sees it: parts, where their parameters lie, and their wiring."""
+
+    @property
+    def parts(self) -> tuple[Form, ...]: ...
+    @property
+    def names(self) -> tuple[Name, ...]: ...
+    def wire(self, run: Run, x: Any, context: Context) -> Any: ...
 
 
 class Run:
@@ -31,7 +37,7 @@ class Run:
         self.root, self.path, self.aliases = root, path, aliases or {}
         self.outputs: dict[str, Any] = {}
 
-    def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
+    def leaf(self, term: Any, x: Any, context: Context) -> Any:
         """Run a primitive."""
         raise NotImplementedError
 
@@ -47,7 +53,7 @@ class Run:
             return self.path, self.aliases
         return (*self.path, self.aliases.get(name, name)), {}
 
-    def part(self, form: Term, index: int, x: Any, context: Context) -> Any:
+    def part(self, form: Form, index: int, x: Any, context: Context) -> Any:
         """Run one part of a form."""
         name, part = form.names[index], form.parts[index]
         inner = self.enter(name)
@@ -60,7 +66,7 @@ class Run:
         return y
 
     def mapped(
-        self, form: Term, x: Any, context: Context, size: int, axis: int | None,
+        self, form: Form, x: Any, context: Context, size: int, axis: int | None,
         given: Mapping[str, Any], copies: str | None,
     ) -> Any:  # fmt: skip
         """Run a form's one part `size` times side by side; results are stacked on axis 0.
@@ -92,7 +98,7 @@ class Run:
         raise NotImplementedError
 
     def lookup(
-        self, form: Term, lookup: Lookup, x: Any, context: Context, step: Callable[[int, Any], Any]
+        self, form: Form, lookup: Any, x: Any, context: Context, step: Callable[[int, Any], Any]
     ) -> Any:
         """Ask a dictionary: here stage by stage, on one table of all queries and keys.
 

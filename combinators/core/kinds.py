@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,6 @@ import numpy as np
 
 from .errors import brief
 from .records import Entries, Scores, Weights
-
-if TYPE_CHECKING:
-    from .term import Term
 
 __all__ = ["Width", "fits", "mistaken", "show", "spec", "told"]
 
@@ -79,7 +76,14 @@ def told(value: Any) -> str:
     return brief(repr(value))
 
 
-def mistaken(term: Term, wanted: str, kind: Any) -> str:
+class HasName(Protocol):
+    """A term, of which an error needs the name alone."""
+
+    @property
+    def name(self) -> str: ...
+
+
+def mistaken(term: HasName, wanted: str, kind: Any) -> str:
     """Why a term cannot read a value of this kind, and what is missing in between."""
     between = {
         (Entries, "scores"): "score(…) turns entries into scores",

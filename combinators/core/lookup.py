@@ -10,13 +10,8 @@ import dataclasses
 from functools import cached_property
 from typing import Any
 
-from ..aggregate import aggregate
-from ..mask import mask
-from ..primitives import pointwise
-from ..score import score
-from ..wrappers import named
 from .records import Entries, Scores, Weights
-from .term import Stage, Term
+from .term import Term
 
 __all__ = ["Lookup", "segments"]
 
@@ -37,10 +32,10 @@ class Lookup:
         order: list[tuple[int, Term]] = []
         for place, stage in self.stages:
             at = len(order)
-            if isinstance(inner(stage), mask):
-                while at and isinstance(inner(order[at - 1][1]), (Stage, pointwise)):
+            if inner(stage).role == "masks":
+                while at and inner(order[at - 1][1]).role == "adjusts":
                     at -= 1
-                scored = at and isinstance(inner(order[at - 1][1]), score)
+                scored = at and inner(order[at - 1][1]).role == "scores"
                 at = at - 1 if scored else len(order)
             order.insert(at, (place, stage))
         return tuple(place for place, _ in order)
@@ -48,7 +43,7 @@ class Lookup:
 
 def inner(stage: Term) -> Term:
     """A stage without the wrappers that name or share it."""
-    while len(stage.parts) == 1 and (stage.names == ("",) or isinstance(stage, named)):
+    while len(stage.parts) == 1 and (stage.names == ("",) or stage.given):
         (stage,) = stage.parts
     return stage
 
@@ -60,7 +55,7 @@ def segments(parts: tuple[Term, ...]) -> tuple[int | Lookup, ...]:
     for place, part in enumerate(parts):
         asked = isinstance(kind, (Entries, Scores, Weights))
         kind = part.flow(kind)
-        if asked or isinstance(kind, (Scores, Weights)) or isinstance(inner(part), aggregate):
+        if asked or isinstance(kind, (Scores, Weights)) or inner(part).role == "aggregates":
             match groups:
                 case [*_, Lookup(stages)]:
                     groups[-1] = Lookup((*stages, (place, part)))

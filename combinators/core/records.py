@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from .context import Context
 from .dtypes import counts_as, floating, row_numbers, wide
-from .errors import ContextError
+from .errors import CompositionError, ContextError
 
 __all__ = ["Entries", "Marks", "Range", "Rows", "Scores", "Weights"]
 
@@ -322,3 +323,15 @@ class Weights(Record):
         value = kept(floating(value), self.live)
         sums = wide(self.weight, value)
         return jnp.matmul(self.weight.astype(value.dtype), value, preferred_element_type=sums)
+
+
+def rows_at(context: Context, count: int) -> Rows:
+    """Rows at the positions of the context, or else counted from 0."""
+    positions = context.get("positions")
+    index = Range(0, count)
+    if positions is None:
+        return Rows(index, index)
+    length = positions.length if isinstance(positions, Range) else positions.shape[0]
+    if length != count:
+        raise CompositionError(f"positions has {length} entries and there are {count} rows")
+    return Rows(positions, index)

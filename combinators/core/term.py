@@ -13,23 +13,30 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast, dataclass_transform
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    cast,
+    dataclass_transform,
+)
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
-from .dtypes import widened
+from .context import Context
 from .errors import CompositionError
-from .execution import Context, Name, Run
+from .execution import Name, Run
 from .guards import ARRAYS, check_class
-from .kinds import Width, mistaken, told
-from .parameter import Parameter
-from .records import Entries, Marks, Scores, Weights
-from .source import PACKAGE, Write, arguments, imported, portable, written
+from .kinds import Width, mistaken
+from .records import Entries, Scores, Weights
+from .source import Write, arguments, imported, portable, written
 
-__all__ = ["Leaf", "Parameter", "Stage", "Term"]
+__all__ = ["Term"]
 
 In = TypeVar("In", contravariant=True)
 Out = TypeVar("Out", covariant=True)
@@ -37,7 +44,8 @@ Later = TypeVar("Later")
 Earlier = TypeVar("Earlier")
 Class = TypeVar("Class")
 
-MISSING: Any = dataclasses.MISSING
+Role = Literal["", "scores", "masks", "adjusts", "normalizes", "aggregates"]
+"""What a term does in a lookup; a term that adjusts turns scores into scores, tile by tile."""
 
 
 class Term(Generic[In, Out]):
@@ -54,6 +62,7 @@ class Term(Generic[In, Out]):
     written: tuple[str, int] | None
     given: bool = False
     repeats: int = 0
+    role: ClassVar[Role] = ""
 
     def __new__(cls, *args, **keywords):
         check_class(cls)
@@ -147,25 +156,22 @@ class Term(Generic[In, Out]):
         """How data flows through the term's parts under an execution."""
         raise NotImplementedError(f"{type(self).__name__} defines neither apply nor wire")
 
-    @cached_property
-    def init(self) -> Callable[..., dict[str, Any]]:
-        """`term.init(rng, x, **context)`: the parameters; every shape is checked.
+    if TYPE_CHECKING:  # `operators` gives terms these: they are words, and words build on terms.
 
-        x and the context may be abstract (jax.ShapeDtypeStruct). Randomness is addressed by the
-        stage's path, so adding a stage leaves the others' parameters as they are.
-        """
-        from .declare import Init
-
-        return Init(self)
-
-    def __call__(
-        self, params: Mapping[str, Any] = MISSING, x: In = MISSING, /, **context: Any
-    ) -> Out:
-        """Run the term: pure, so it goes into jit, vmap, grad and the rest as it is."""
-        from ..streaming.choose import Choose
-        from .apply import call
-
-        return call(self, params, x, context, Choose)[0]
+        @property
+        def init(self) -> Callable[..., dict[str, Any]]: ...
+        def __call__(
+            self, params: Mapping[str, Any] = ..., x: In = ..., /, **context: Any
+        ) -> Out: ...
+        def __matmul__(self, earlier: Term[Earlier, In]) -> Term[Earlier, Out]: ...
+        def __rmatmul__(self, later: Any) -> Term: ...
+        def __add__(self, other: Any) -> Term: ...
+        def __radd__(self, other: Any) -> Term: ...
+        def __sub__(self, other: Any) -> Term: ...
+        def __rsub__(self, other: Any) -> Term: ...
+        def __mul__(self, factor: Any) -> Term: ...
+        def __rmul__(self, factor: Any) -> Term: ...
+        def __pow__(self, count: int) -> Term: ...
 
     # Where its parameters lie.
 
@@ -211,50 +217,6 @@ class Term(Generic[In, Out]):
         """The places that this term hands to the form around it; None when it is one place."""
         return None
 
-    # How terms are written.
-
-    def __matmul__(self, earlier: Term[Earlier, In]) -> Term[Earlier, Out]:
-        from ..compose import compose
-
-        return compose(self, earlier)
-
-    def __rmatmul__(self, later: Any) -> Term:
-        from ..compose import compose
-
-        return compose(later, self)
-
-    def __add__(self, other: Any) -> Term:
-        from ..arithmetic import add
-
-        return add(self, other)
-
-    def __radd__(self, other: Any) -> Term:
-        from ..arithmetic import add
-
-        return add(other, self)
-
-    def __sub__(self, other: Any) -> Term:
-        from ..arithmetic import subtract
-
-        return subtract(self, other)
-
-    def __rsub__(self, other: Any) -> Term:
-        from ..arithmetic import subtract
-
-        return subtract(other, self)
-
-    def __mul__(self, factor: Any) -> Term:
-        from ..arithmetic import scaled
-
-        return scaled(self, factor)
-
-    __rmul__ = __mul__
-
-    def __pow__(self, count: int) -> Term:
-        from ..repeat import repeat
-
-        return repeat(count, self)
-
 
 def exact(value: Any) -> Any:
     """A field as terms compare it: 1 and 1.0, equal to Python, give numbers of other types."""
@@ -284,152 +246,3 @@ class Export(NamedTuple):
     place: str
     word: str
     given: bool
-
-
-class Leaf(Term[In, Out]):
-    """A primitive: what it learns, and what it computes. The base for your own.
-
-    Write a frozen dataclass with two pure methods; widths are read off x, never written twice.
-
-    >>> import dataclasses, jax, jax.numpy as jnp
-    >>> @dataclasses.dataclass(frozen=True)
-    ... class shift(Leaf):
-    ...     def parameters(self, x):
-    ...         return {"by": Parameter(x.shape[-1:], jax.nn.initializers.ones, ("out",))}
-    ...     def apply(self, params, x, context):
-    ...         return x + params["by"]
-    >>> params = shift().init(jax.random.key(0), jnp.zeros((2, 3)))
-    >>> shift()(params, jnp.zeros((2, 3)))[0]
-    Array([1., 1., 1.], dtype=float32)
-    """
-
-    parts = ()
-    random: ClassVar[bool] = False
-    rowwise: ClassVar[bool] = False
-    """Whether a row of what it gives depends on that row of x alone, and may run step by step."""
-
-    @property
-    def learns(self) -> bool:
-        """Whether it may declare parameters of its own."""
-        return type(self).parameters is not Leaf.parameters
-
-    def parameters(self, x: Any) -> dict[str, Parameter]:
-        """What is learned, from the (abstract) value that goes in."""
-        return {}
-
-    def apply(self, params: Mapping[str, Array], x: Any, context: Context) -> Any:
-        """The equation."""
-        raise NotImplementedError(f"{type(self).__name__} does not define apply")
-
-    def wire(self, run: Run, x: Any, context: Context) -> Any:
-        return run.leaf(self, x, context)
-
-
-class Stage(Leaf[Scores, Scores]):
-    """A step between score and normalize: one pure function of a tile of scores.
-
-    `operands` is whatever the tile needs of parameters and context beside the scores and marks;
-    `tile` sees one tile: score (t, s), and marks with every fact laid along its axis, so that
-    `marks.query.position - marks.key.position` is a (t, s) table. Executions call `apply`, with
-    the whole table as one tile or with many small ones, and `apply` calls these two.
-    """
-
-    rowwise = True
-
-    @property
-    def marked(self) -> bool:
-        """Whether the tile looks at marks."""
-        return False
-
-    @property
-    def facts(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The context that the tile finds in marks.query and in marks.key, by name."""
-        return (), ()
-
-    @cached_property
-    def row_facts(self) -> frozenset[str]:
-        return frozenset().union(*self.facts)
-
-    @cached_property
-    def reads(self) -> frozenset[str]:
-        return self.row_facts
-
-    def operands(self, params: Mapping[str, Array], context: Context) -> Any:
-        return params
-
-    def tile(self, operands: Any, score: Array, marks: Marks | None) -> Array:
-        """The equation, on one tile."""
-        raise NotImplementedError(f"{type(self).__name__} does not define tile")
-
-    def flow(self, kind: Any) -> Any:
-        if kind is None:
-            return Scores(Width(), Width(), None)
-        if not isinstance(kind, Scores):
-            raise CompositionError(mistaken(self, "scores", kind))
-        return kind
-
-    def apply(self, params: Mapping[str, Array], x: Scores, context: Context) -> Scores:
-        marks = spread(self, x.marks, context)
-        score = self.tile(self.operands(params, context), x.covered, marks)
-        return x.replace(score=widened(of_pairs(self, score, x.score)))
-
-
-def of_pairs(term: Any, table: Any, before: Array) -> Any:
-    """A table in place of another: one number for each pair of a query and a key, as before."""
-    if jnp.shape(table) != before.shape:
-        raise CompositionError(
-            f"{term!r} gives one number for each pair of a query and a key, {before.shape}, and "
-            f"here it gives {jnp.shape(table)}"
-        )
-    return table
-
-
-def spread(term: Any, marks: Marks | None, context: Context) -> Marks | None:
-    """Marks with the facts that a stage asks for, laid along the axes of the whole table."""
-    if marks is None:
-        if term.marked:
-            raise after_union(term)
-        return None
-    query, key = term.facts
-    return marks.read(query, key, context).spread()
-
-
-def after_union(term: Term) -> CompositionError:
-    """After union, rows of several dictionaries stand side by side, and marks mean nothing."""
-    return CompositionError(
-        f"write {term!r} inside each branch of union, before keys of several dictionaries stand "
-        "side by side"
-    )
-
-
-def as_function(value: Any, word: str, takes: str) -> Any:
-    """The value if it is a plain function; else an error that says what the word takes."""
-    if isinstance(value, type) and value.__module__.startswith(PACKAGE):
-        raise CompositionError(f"{value.__name__} is a word not called: write {value.__name__}(…)")
-    if isinstance(value, Term) and takes == "a plain function":
-        raise CompositionError(f"{word} takes {takes}, and {value!r} is a term already")
-    if isinstance(value, Term) or not callable(value):
-        raise CompositionError(f"{word} takes {takes}, not {told(value)}")
-    return value
-
-
-def as_term(value: Any, where: str) -> Term:
-    """The value if it is a term; else an error that says how to make it one."""
-    if isinstance(value, Term):
-        return value
-    name = getattr(value, "__name__", "")
-    if hasattr(value, "shape"):
-        fix = f"{told(value)} is not a term: {ARRAYS}"
-    elif not callable(value) or not name:
-        fix = f"{told(value)} is not a term; terms are built from words such as linear(64)"
-    elif not getattr(value, "__module__", "").startswith(PACKAGE):
-        shown = name if name.isidentifier() else "…"
-        fix = (
-            f"{name} is a plain function: write lift({shown}), or pointwise({shown}) if it acts "
-            "position by position"
-        )
-    else:
-        fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else (None,)
-        needed = [f for f in fields if f is None or f.default is dataclasses.MISSING]
-        fix = f"{name} is a word not called: write {name}({'…' if needed else ''})"
-    raise CompositionError(f"{where} joins terms, and {fix}")

@@ -15,13 +15,15 @@ from jax import Array
 
 from ..compose import Join
 from ..core.apply import Apply
+from ..core.context import Context
 from ..core.declare import Declare
 from ..core.dependence import alike
 from ..core.errors import CompositionError
-from ..core.execution import Context, Name, Run, put, select
+from ..core.execution import Name, Run, put, select
+from ..core.leaf import Leaf
 from ..core.lookup import Lookup
 from ..core.records import Entries, Marks, Rows, Weights
-from ..core.term import Leaf, Term
+from ..core.term import Term
 from ..mask import mask
 from ..norm import dropout
 from ..project import Project
@@ -84,7 +86,7 @@ class Starting(Apply):
         kept = isinstance(term, mask) and isinstance(x.marks.key.index, Array)
         return y.replace(live=None, awake=None) if kept else y
 
-    def part(self, form: Term, index: int, x: Any, context: Context) -> Any:
+    def part(self, form: Any, index: int, x: Any, context: Context) -> Any:
         if reads_once(form, index, context.scope.made_inside):
             return self.once(form, index, x, context)
         y = super().part(form, index, x, context)
@@ -107,7 +109,7 @@ class Starting(Apply):
         self.outputs = put(self.outputs, single(name), what)
 
     def lookup(
-        self, form: Term, lookup: Lookup, x: Any, context: Context, step: Callable[[int, Any], Any]
+        self, form: Any, lookup: Lookup, x: Any, context: Context, step: Callable[[int, Any], Any]
     ) -> Any:
         positions = context.get("positions")
         if positions is None or not isinstance(x, Entries):

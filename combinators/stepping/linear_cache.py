@@ -13,8 +13,8 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
+from ..core.context import Context
 from ..core.dtypes import counts_as
-from ..core.execution import Context
 from ..core.lookup import Lookup
 from ..core.records import Entries
 from ..predicates import causal

@@ -20,12 +20,12 @@ from jax.typing import ArrayLike
 
 from ..compose import Compose
 from ..core.apply import call
+from ..core.arguments import as_term, at_least
 from ..core.check import check_integers, check_names, entering
 from ..core.dtypes import row_numbers
 from ..core.errors import CompositionError, ContextError, ParameterError
 from ..core.kinds import show, spec
-from ..core.term import Term, as_term
-from ..project import at_least
+from ..core.term import Term
 from ..repeat import Each
 from ..wrappers import Given, Wrapper
 from .execution import Plan, Starting, Stepped, Stepping, reads_once

@@ -10,14 +10,15 @@ from typing import Any
 import jax
 
 from ..core.apply import Apply
-from ..core.context import Execution
+from ..core.arguments import as_term, at_least
+from ..core.context import Context, Execution
 from ..core.errors import CompositionError
-from ..core.execution import Context, Run
+from ..core.execution import Run
 from ..core.kinds import told
 from ..core.lookup import Lookup, inner
 from ..core.records import Entries
-from ..core.term import Term, as_term, form
-from ..project import Project, at_least, slots
+from ..core.term import Term, form
+from ..project import Project, slots
 from ..union import Union
 from ..wrappers import Wrapper
 from .grid import Grid

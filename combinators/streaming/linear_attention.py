@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ..core.context import Context
 from ..core.dtypes import floating, wide
-from ..core.execution import Context
 from ..core.records import Entries, kept
 from ..score import features
 from .grid import ALL, NONE, Grid

@@ -17,10 +17,12 @@ from jax import Array
 from ..aggregate import aggregate, weighted_sum
 from ..arithmetic import Pointwise
 from ..compose import Compose
-from ..core.execution import Context, Name
+from ..core.context import Context
+from ..core.execution import Name
+from ..core.leaf import Stage
 from ..core.lookup import Lookup, inner
 from ..core.records import record
-from ..core.term import Stage, Term
+from ..core.term import Term
 from ..mask import mask
 from ..norm import dropout
 from ..normalize import Elementwise, LogSumExp, Streaming, normalize, row_sum, softmax

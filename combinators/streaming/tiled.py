@@ -16,13 +16,13 @@ from jax import Array
 from jax.core import Tracer
 
 from ..core.apply import Apply
-from ..core.context import Execution
+from ..core.context import Context, Execution
 from ..core.dtypes import counts_as
 from ..core.errors import CompositionError
-from ..core.execution import Context, Run, put, select
+from ..core.execution import Run, put, select
+from ..core.leaf import Leaf
 from ..core.parameter import is_parameter
 from ..core.records import Entries, Marks, Range, Rows, Scores, Weights, numbers
-from ..core.term import Leaf
 from ..mask import mask
 from ..normalize import LogSumExp, lowest
 from ..wrappers import Everywhere

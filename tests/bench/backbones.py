@@ -19,7 +19,8 @@ from measure import interleaved
 
 from combinax.combinators import each
 from combinax.models import generate, greedy
-from combinax.models.pretrained import load, minilm, smollm2
+from combinax.models.files import minilm, smollm2
+from combinax.models.pretrained import load
 
 LENGTH, SENTENCES, WORDS = 512, 64, 32
 PROMPT, COUNT = 16, 64

@@ -1,0 +1,95 @@
+"""Arguments: what a word takes is checked where it is written, and an error says what would fit."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+
+from .errors import CompositionError
+from .guards import ARRAYS
+from .kinds import mistaken, show, told
+from .source import PACKAGE
+from .term import Term
+
+__all__ = ["NOTHING", "as_function", "as_term", "at_least", "boolean", "floats", "one_sequence"]
+
+
+class Nothing:
+    """An argument that was left out, where None may be one; `help` shows it by this name."""
+
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+NOTHING: Any = Nothing()
+
+
+def as_function(value: Any, word: str, takes: str) -> Any:
+    """The value if it is a plain function; else an error that says what the word takes."""
+    if isinstance(value, type) and value.__module__.startswith(PACKAGE):
+        raise CompositionError(f"{value.__name__} is a word not called: write {value.__name__}(…)")
+    if isinstance(value, Term) and takes == "a plain function":
+        raise CompositionError(f"{word} takes {takes}, and {value!r} is a term already")
+    if isinstance(value, Term) or not callable(value):
+        raise CompositionError(f"{word} takes {takes}, not {told(value)}")
+    return value
+
+
+def as_term(value: Any, where: str) -> Term:
+    """The value if it is a term; else an error that says how to make it one."""
+    if isinstance(value, Term):
+        return value
+    name = getattr(value, "__name__", "")
+    if hasattr(value, "shape"):
+        fix = f"{told(value)} is not a term: {ARRAYS}"
+    elif not callable(value) or not name:
+        fix = f"{told(value)} is not a term; terms are built from words such as linear(64)"
+    elif not getattr(value, "__module__", "").startswith(PACKAGE):
+        shown = name if name.isidentifier() else "…"
+        fix = (
+            f"{name} is a plain function: write lift({shown}), or pointwise({shown}) if it acts "
+            "position by position"
+        )
+    else:
+        fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else (None,)
+        needed = [f for f in fields if f is None or f.default is dataclasses.MISSING]
+        fix = f"{name} is a word not called: write {name}({'…' if needed else ''})"
+    raise CompositionError(f"{where} joins terms, and {fix}")
+
+
+def one_sequence(what: str, rows: Any) -> None:
+    """Terms are written for one sequence; say how to map a batch."""
+    if rows.ndim != 2:
+        batch = "; for a batch write each(term)" if rows.ndim == 3 else ""
+        raise CompositionError(
+            f"{what} takes one sequence of vectors, (T, d), and gets {show(rows)}{batch}"
+        )
+
+
+def floats(term: Term, x: Any) -> None:
+    if not hasattr(x, "dtype"):
+        raise CompositionError(mistaken(term, "an array", x))
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise CompositionError(
+            f"{term.name} takes floats and gets {show(x)}; embed(vocabulary, width) turns "
+            "integers into vectors"
+        )
+    if not x.ndim:
+        raise CompositionError(f"{term.name} takes vectors and gets a single number")
+
+
+def at_least(least: int, term: Any, **numbers: Any) -> None:
+    word = term if isinstance(term, str) else getattr(term, "name", type(term).__name__)
+    for name, number in numbers.items():
+        if not isinstance(number, int) or isinstance(number, bool) or number < least:
+            raise CompositionError(
+                f"{name} of {word} is an integer of at least {least}, not {told(number)}"
+            )
+
+
+def boolean(term: Term, **flags: Any) -> None:
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise CompositionError(f"{name} of {term.name} is True or False, not {flag!r}")

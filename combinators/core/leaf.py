@@ -1,0 +1,209 @@
+"""Leaves: the primitives of the language, which compute and combine nothing."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from .context import Context
+from .dtypes import widened
+from .errors import CompositionError, TermError, brief
+from .execution import Run
+from .kinds import Width, mistaken, told
+from .parameter import Parameter, is_parameter
+from .records import Marks, Scores
+from .source import place
+from .term import In, Out, Term
+
+__all__ = ["Leaf", "Stage"]
+
+
+class Leaf(Term[In, Out]):
+    """A primitive: what it learns, and what it computes. The base for your own.
+
+    Write a frozen dataclass with two pure methods; widths are read off x, never written twice.
+
+    >>> import dataclasses, jax, jax.numpy as jnp
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class shift(Leaf):
+    ...     def parameters(self, x):
+    ...         return {"by": Parameter(x.shape[-1:], jax.nn.initializers.ones, ("out",))}
+    ...     def apply(self, params, x, context):
+    ...         return x + params["by"]
+    >>> params = shift().init(jax.random.key(0), jnp.zeros((2, 3)))
+    >>> shift()(params, jnp.zeros((2, 3)))[0]
+    Array([1., 1., 1.], dtype=float32)
+    """
+
+    parts = ()
+    random: ClassVar[bool] = False
+    rowwise: ClassVar[bool] = False
+    """Whether a row of what it gives depends on that row of x alone, and may run step by step."""
+
+    @property
+    def learns(self) -> bool:
+        """Whether it may declare parameters of its own."""
+        return type(self).parameters is not Leaf.parameters
+
+    def parameters(self, x: Any) -> dict[str, Parameter]:
+        """What is learned, from the (abstract) value that goes in."""
+        return {}
+
+    def apply(self, params: Mapping[str, Array], x: Any, context: Context) -> Any:
+        """The equation."""
+        raise NotImplementedError(f"{type(self).__name__} does not define apply")
+
+    def wire(self, run: Run, x: Any, context: Context) -> Any:
+        return run.leaf(self, x, context)
+
+
+class Stage(Leaf[Scores, Scores]):
+    """A step between score and normalize: one pure function of a tile of scores.
+
+    `operands` is whatever the tile needs of parameters and context beside the scores and marks;
+    `tile` sees one tile: score (t, s), and marks with every fact laid along its axis, so that
+    `marks.query.position - marks.key.position` is a (t, s) table. Executions call `apply`, with
+    the whole table as one tile or with many small ones, and `apply` calls these two.
+    """
+
+    rowwise = True
+    role = "adjusts"
+
+    @property
+    def marked(self) -> bool:
+        """Whether the tile looks at marks."""
+        return False
+
+    @property
+    def facts(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The context that the tile finds in marks.query and in marks.key, by name."""
+        return (), ()
+
+    @cached_property
+    def row_facts(self) -> frozenset[str]:
+        return frozenset().union(*self.facts)
+
+    @cached_property
+    def reads(self) -> frozenset[str]:
+        return self.row_facts
+
+    def operands(self, params: Mapping[str, Array], context: Context) -> Any:
+        return params
+
+    def tile(self, operands: Any, score: Array, marks: Marks | None) -> Array:
+        """The equation, on one tile."""
+        raise NotImplementedError(f"{type(self).__name__} does not define tile")
+
+    def flow(self, kind: Any) -> Any:
+        if kind is None:
+            return Scores(Width(), Width(), None)
+        if not isinstance(kind, Scores):
+            raise CompositionError(mistaken(self, "scores", kind))
+        return kind
+
+    def apply(self, params: Mapping[str, Array], x: Scores, context: Context) -> Scores:
+        marks = spread(self, x.marks, context)
+        score = self.tile(self.operands(params, context), x.covered, marks)
+        return x.replace(score=widened(of_pairs(self, score, x.score)))
+
+
+def of_pairs(term: Any, table: Any, before: Array) -> Any:
+    """A table in place of another: one number for each pair of a query and a key, as before."""
+    if jnp.shape(table) != before.shape:
+        raise CompositionError(
+            f"{term!r} gives one number for each pair of a query and a key, {before.shape}, and "
+            f"here it gives {jnp.shape(table)}"
+        )
+    return table
+
+
+def spread(term: Any, marks: Marks | None, context: Context) -> Marks | None:
+    """Marks with the facts that a stage asks for, laid along the axes of the whole table."""
+    if marks is None:
+        if term.marked:
+            raise after_union(term)
+        return None
+    query, key = term.facts
+    return marks.read(query, key, context).spread()
+
+
+def after_union(term: Term) -> CompositionError:
+    """After union, rows of several dictionaries stand side by side, and marks mean nothing."""
+    return CompositionError(
+        f"write {term!r} inside each branch of union, before keys of several dictionaries stand "
+        "side by side"
+    )
+
+
+UNDECIDED = (
+    "asks whether an array is true, as `if`, `and`, `or`, `not` and 1 < x < 2 do: every number of "
+    "an array has its own truth, so combine them with &, | and ~, and choose with jnp.where"
+)
+
+
+def asks_for_truth(error: Exception) -> bool:
+    """Whether an array was used as one truth value: traced, or known by number."""
+    traced = isinstance(error, jax.errors.TracerBoolConversionError)
+    return traced or "truth value of an array" in str(error)
+
+
+def parameters_of(term: Leaf, x: Any) -> dict[str, Any]:
+    """What a primitive declares: a dict of Parameter, by name."""
+
+    def check(declared: Any, name: str) -> None:
+        if is_parameter(declared):
+            return
+        if not isinstance(declared, Mapping):
+            raise CompositionError(
+                f"{term.name} declares {name} as {told(declared)}, and what is learned is declared "
+                "by shape, initializer and axes: Parameter((4,), jax.nn.initializers.ones, "
+                "('out',))"
+            )
+        for inner, value in declared.items():
+            check(value, str(inner))
+
+    declared = term.parameters(x)
+    if is_parameter(declared):
+        raise CompositionError(
+            f"parameters of {term.name} gives one Parameter; it gives a dict of them by name"
+        )
+    check(declared, "its parameters")
+    return declared
+
+
+def compute(term: Leaf, params: Mapping[str, Array], x: Any, context: Context, path) -> Any:
+    """A leaf's equation, in the precision of the context and with a key of the leaf's own."""
+    read = {name: context[name] for name in term.reads - term.row_facts}
+    params, read = context.scope.precision.cast((params, read))
+    context = context | read
+    if term.random and "rng" in context:
+        address = zlib.crc32("/".join(path).encode())
+        context = context | {"rng": jax.random.fold_in(context["rng"], address)}
+    with blaming(term):
+        return term.apply(params, x, context)
+
+
+@contextmanager
+def blaming(term: Leaf) -> Iterator[None]:
+    """What a primitive raises, with the primitive that raised it."""
+    try:
+        yield
+    except TermError:
+        raise
+    except (TypeError, ValueError) as error:
+        if asks_for_truth(error):
+            raise CompositionError(f"{brief(repr(term))} {UNDECIDED}") from error
+        says = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+        raise CompositionError(f"{term!r} raised {says}") from error
+    except Exception as error:  # passes as it is, and says where it was raised
+        error.add_note(
+            f"in {term!r}" + (f", written at {place(*term.written)}" if term.written else "")
+        )
+        raise
