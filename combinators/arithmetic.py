@@ -17,8 +17,8 @@ from .core.dtypes import floating
 from .core.errors import CompositionError
 from .core.execution import Run
 from .core.kinds import Width, show, spec
+from .core.printing import COMPOSITION, PRODUCT, SUM, Write, bracketed, equation
 from .core.records import Record, Scores, Weights, both, covered, either
-from .core.source import Write
 from .core.term import Term, form
 from .primitives import constant
 
@@ -34,6 +34,7 @@ class Pointwise(Branches):
 
     parts: tuple[Term, ...]
     symbol: ClassVar[str]
+    binding = SUM
 
     def combine(self, a: Any, b: Any) -> Any:
         """The arithmetic, number by number."""
@@ -44,8 +45,10 @@ class Pointwise(Branches):
         return either(a, b)
 
     def text(self, write: Write) -> str:
-        if write is str:
-            return "(" + f" {self.symbol} ".join(map(str, self.parts)) + ")"
+        if write is equation:
+            # (f ∘ g) · h: Python, too, gives @ and * one precedence.
+            inside = COMPOSITION if self.binding == PRODUCT else self.binding
+            return f" {self.symbol} ".join(bracketed(part, inside) for part in self.parts)
         return super().text(write)
 
     def flow(self, kind: Any) -> Any:
@@ -151,6 +154,7 @@ class Multiply(Pointwise):
     parts: tuple[Term, ...]
     word = "multiply"
     symbol = "·"
+    binding = PRODUCT
 
     def combine(self, a: Any, b: Any) -> Any:
         return a * b

@@ -23,7 +23,6 @@ from .core.leaf import Leaf, Stage, spread
 from .core.pairs import check_pairs
 from .core.parameter import Parameter
 from .core.records import Marks, Scores
-from .core.source import Write
 from .core.term import Term, form
 from .primitives import Source, read
 
@@ -226,9 +225,7 @@ class Alibi(Bias):
     """
 
     word = "alibi"
-
-    def text(self, write: Write) -> str:
-        return "alibi"
+    bare = True
 
     def operands(self, params: Any, context: Context) -> Array:
         head = context.scope.head

@@ -14,8 +14,9 @@ from .core.execution import Run
 from .core.kinds import Width, show, spec
 from .core.leaf import Leaf
 from .core.lookup import Lookup, segments
+from .core.printing import COMPOSITION, Write, bracketed, equation
 from .core.records import Weights
-from .core.source import Write, place
+from .core.source import place
 from .core.term import Export, Term, form
 from .primitives import identity
 
@@ -47,10 +48,11 @@ class Compose(Term):
             raise
 
     word = "compose"
+    binding = COMPOSITION
 
     def text(self, write: Write) -> str:
-        if write is str:
-            return " ∘ ".join(map(str, self.parts[::-1]))
+        if write is equation:
+            return " ∘ ".join(bracketed(part, COMPOSITION) for part in self.parts[::-1])
         return listed(self, self.parts[::-1], write)
 
     @property

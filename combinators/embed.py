@@ -19,8 +19,8 @@ from .core.execution import Run
 from .core.kinds import Width, show
 from .core.leaf import Leaf
 from .core.parameter import Parameter
+from .core.printing import Write
 from .core.records import Range, rows_at
-from .core.source import Write
 from .core.term import Term, form
 from .wrappers import sums
 

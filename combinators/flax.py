@@ -24,7 +24,8 @@ from .core.errors import CompositionError
 from .core.kinds import spec
 from .core.leaf import Leaf
 from .core.parameter import Parameter
-from .core.source import Write, reference
+from .core.printing import Write
+from .core.source import reference
 from .core.term import Term, form
 
 __all__ = ["Network", "from_linen", "from_nnx"]

@@ -68,7 +68,7 @@ class mask(Leaf):
     Raises CompositionError for a mask that is not boolean, or of a shape that is not (T, S).
 
     >>> mask(causal & window(4) & same("segments"))
-    mask(((causal & window(4)) & same('segments')))
+    mask(causal & window(4) & same('segments'))
     """
 
     role = "masks"

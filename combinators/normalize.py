@@ -23,8 +23,9 @@ from .core.errors import CompositionError
 from .core.kinds import Width, mistaken, show
 from .core.leaf import Leaf
 from .core.parameter import Parameter
+from .core.printing import Write
 from .core.records import Scores, Weights, both
-from .core.source import Write, documented, reference
+from .core.source import documented, reference
 from .core.term import form
 from .primitives import pointwise
 
@@ -182,9 +183,7 @@ class Softmax(Streaming):
     """
 
     word = "softmax"
-
-    def text(self, write: Write) -> str:
-        return "softmax"
+    bare = True
 
     def prepared(self, x: Scores) -> Scores:
         """As they are: the exponential of -inf is 0, and so is its derivative."""
@@ -205,9 +204,7 @@ class RowSum(Streaming):
     """x / sum of x: for scores that are positive already, as those of linear attention."""
 
     word = "row_sum"
-
-    def text(self, write: Write) -> str:
-        return "row_sum"
+    bare = True
 
     def prepared(self, x: Scores) -> Scores:
         return without_infinity(x)
@@ -354,9 +351,7 @@ class LogSumExp(Leaf):
 
     rowwise = True
     word = "log_sum_exp"
-
-    def text(self, write: Write) -> str:
-        return "log_sum_exp"
+    bare = True
 
     def flow(self, kind: Any) -> Any:
         if kind is not None and not isinstance(kind, Scores):

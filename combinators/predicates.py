@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeVar, cast, dataclass_transform
+from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 
 import jax.numpy as jnp
 from jax import Array
@@ -99,6 +99,7 @@ class Predicate:
 class Pair(Predicate):
     """Two predicates as one."""
 
+    symbol: ClassVar[str]
     first: Predicate
     second: Predicate
 
@@ -122,6 +123,12 @@ class Pair(Predicate):
     def join(self, first: Any, second: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} does not define join")
 
+    def __repr__(self) -> str:
+        # Python reads a & b & c from the left: no brackets there.
+        left = isinstance(self.first, Pair) and type(self.first) is not type(self)
+        first = f"({self.first!r})" if left else repr(self.first)
+        return f"{first} {self.symbol} {apart(self.second)}"
+
     def __call__(self, query: Rows, key: Rows) -> Array:
         return self.join(self.first(query, key), self.second(query, key))
 
@@ -132,20 +139,18 @@ class Pair(Predicate):
 
 @value
 class Both(Pair):
+    symbol = "&"
+
     def join(self, first: Any, second: Any) -> Any:
         return first & second
-
-    def __repr__(self) -> str:
-        return f"({self.first!r} & {self.second!r})"
 
 
 @value
 class Either(Pair):
+    symbol = "|"
+
     def join(self, first: Any, second: Any) -> Any:
         return first | second
-
-    def __repr__(self) -> str:
-        return f"({self.first!r} | {self.second!r})"
 
 
 @value
@@ -175,7 +180,12 @@ class Not(Predicate):
         return ~self.inner.ask(query, key, computing)
 
     def __repr__(self) -> str:
-        return f"~{self.inner!r}"
+        return f"~{apart(self.inner)}"
+
+
+def apart(part: Predicate) -> str:
+    """A part's text, in brackets if it is a pair."""
+    return f"({part!r})" if isinstance(part, Pair) else repr(part)
 
 
 @value

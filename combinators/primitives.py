@@ -19,8 +19,9 @@ from .core.guards import as_name
 from .core.kinds import Width
 from .core.leaf import Leaf, of_pairs
 from .core.parameter import Initializer, Parameter
+from .core.printing import Write, equation
 from .core.records import Scores, Weights
-from .core.source import PACKAGE, Write, documented, reference
+from .core.source import PACKAGE, documented, reference
 from .core.term import form
 
 __all__ = ["constant", "identity", "learned", "lift", "pointwise", "read"]
@@ -134,7 +135,7 @@ class constant(Source):
     value: Any
 
     def text(self, write: Write) -> str:
-        return str(self.value) if write is str else super().text(write)
+        return str(self.value) if write is equation else super().text(write)
 
     def apply(self, params: Any, x: Any, context: Context) -> Any:
         return self.value

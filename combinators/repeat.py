@@ -17,8 +17,9 @@ from .core.errors import CompositionError
 from .core.execution import Run
 from .core.guards import as_names, unread
 from .core.kinds import Width, show, spec, told
+from .core.printing import POWER, Write, bracketed, equation
 from .core.records import Range
-from .core.source import Write, reference
+from .core.source import reference
 from .core.term import Term, form
 from .wrappers import Wrapper
 
@@ -41,6 +42,7 @@ class Repeat(Term):
     remat: Callable[[Callable], Callable] = keep
 
     word = "repeat"
+    binding = POWER
 
     def __post_init__(self):
         super().__post_init__()
@@ -66,8 +68,10 @@ class Repeat(Term):
         return self.count // len(self.parts)
 
     def text(self, write: Write) -> str:
-        if write is str:
-            return f"({' ; '.join(map(str, self.parts))})^{self.count}"
+        if write is equation:
+            block, *others = self.parts
+            pattern = " ; ".join(map(equation, self.parts))
+            return f"{f'({pattern})' if others else bracketed(block, POWER)}^{self.count}"
         parts = ", ".join(map(write, self.parts))
         remat = "" if self.remat is keep else f", remat={reference(self.remat)}"
         return f"repeat({self.count}, {parts}{remat})"

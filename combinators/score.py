@@ -16,8 +16,9 @@ from .core.errors import CompositionError
 from .core.kinds import Width, mistaken, show
 from .core.leaf import Leaf
 from .core.parameter import Parameter
+from .core.printing import Write
 from .core.records import Entries, Scores, kept
-from .core.source import Write, reference
+from .core.source import reference
 from .core.term import Term, form
 from .primitives import pointwise
 from .project import fan_in

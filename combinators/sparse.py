@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from .core.arguments import at_least
-from .core.source import Write
 from .core.term import form
 from .normalize import RowNormalizer, largest_visible, lowest, shown, softmax
 
@@ -19,10 +18,8 @@ class Sparsemax(RowNormalizer):
     """The nearest point of the simplex: max(x - τ, 0) with sum 1 (Martins and Astudillo 2016)."""
 
     word = "sparsemax"
+    bare = True
     ordered = False
-
-    def text(self, write: Write) -> str:
-        return "sparsemax"
 
     def weights(self, score: Array, visible: Array | None) -> Array:
         # Relative to the largest, a score at or below -1 has weight 0, and so has a hidden one.
@@ -42,10 +39,8 @@ class Entmax15(RowNormalizer):
     """max(x/2 - τ, 0)² with sum 1: between softmax and sparsemax (Peters et al. 2019)."""
 
     word = "entmax15"
+    bare = True
     ordered = False
-
-    def text(self, write: Write) -> str:
-        return "entmax15"
 
     def weights(self, score: Array, visible: Array | None) -> Array:
         z = (shown(score, visible, 0) - largest_visible(score, visible)[:, None]) / 2
@@ -91,9 +86,7 @@ class Hardmax(RowNormalizer):
     """1 for the largest visible score of a row, the earlier key first among equals, and 0 else."""
 
     word = "hardmax"
-
-    def text(self, write: Write) -> str:
-        return "hardmax"
+    bare = True
 
     def weights(self, score: Array, visible: Array | None) -> Array:
         return foremost(score, visible, 1).astype(score.dtype)

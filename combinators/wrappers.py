@@ -14,7 +14,7 @@ from .core.dtypes import numbered, wide
 from .core.errors import CompositionError
 from .core.execution import Run
 from .core.guards import as_place, unread
-from .core.source import Write
+from .core.printing import Write, equation
 from .core.term import Export, Term, form
 
 __all__ = ["given", "named", "precision", "shared"]
@@ -75,8 +75,8 @@ class named(Wrapper):
         return (Export(self.label, self.label, True),)
 
     def text(self, write: Write) -> str:
-        if write is str:
-            return f"({self.label}: {self.term})"
+        if write is equation:
+            return f"({self.label}: {equation(self.term)})"
         return super().text(write)
 
     def __post_init__(self):

@@ -122,19 +122,8 @@ def test_separate_blocks_of_the_first_page(first):
     assert sizes(separate) == {**AROUND, **blocks}
 
 
-def test_the_first_page_prints(first):
-    gpt = first["gpt"]
-    assert eval(repr(gpt), WORDS) == gpt
-    assert str(first["attention"]) == (
-        "aggregate() ∘ normalize(softmax) ∘ mask(causal) ∘ score(scaled_dot) ∘ project(16)"
-    )
-    assert str(first["block"]) == (
-        f"(identity + {first['dictionary']} ∘ rms_norm())"
-        f" ∘ (identity + linear(64) ∘ heads(4, {first['attention']}) ∘ rms_norm())"
-    )
-    assert str(gpt) == (
-        f"tied(embed(256, 64), rms_norm() ∘ ({first['block']})^4 ∘ position_embed(128))"
-    )
+def test_the_first_page_prints_as_python(first):
+    assert eval(repr(first["gpt"]), WORDS) == first["gpt"]
 
 
 # Every form

@@ -277,9 +277,9 @@ AHEAD = {
     "a parity": (head(mask(predicate(lambda q, k: k.position % 2 == 0))), "see"),
     "segments alone": (head(mask(same("segments"))), "after mask(same('segments'))"),
     "not before": (head(mask(~causal)), "after mask(~causal)"),
-    "a sum of masks": (head(mask(causal | window(2))), "after mask((causal | window(2)))"),
+    "a sum of masks": (head(mask(causal | window(2))), "after mask(causal | window(2))"),
     "in one branch": (
-        lookup_of(union(near, score(dot))) @ project(3), "mask((causal & window(2)))"
+        lookup_of(union(near, score(dot))) @ project(3), "mask(causal & window(2))"
     ),
     "in one part": (
         aggregate() @ (normalize(softmax) @ back - normalize(softmax)) @ score(dot) @ project(3),

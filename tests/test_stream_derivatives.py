@@ -15,7 +15,6 @@ from streams import (
     normal,
 )
 
-from combinax.combinators.streaming import sweep
 from combinax.combinators import (
     aggregate,
     bias,

@@ -5,18 +5,16 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import sys
-from collections.abc import Callable
 from types import CodeType
 from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["Write", "arguments", "documented", "place", "reference", "written"]
+from .printing import Write
+
+__all__ = ["arguments", "documented", "place", "reference", "written"]
 
 PACKAGE = __name__.split(".")[0] + "."
 
 Value = TypeVar("Value")
-
-Write = Callable[[Any], str]
-"""How a term writes its parts: `repr` as Python, `str` as an equation."""
 
 
 def reference(value: Any, write: Write = repr) -> str:
@@ -84,7 +82,7 @@ def arguments(term: Any, write: Write = repr) -> str:
         if field.default is not dataclasses.MISSING and field.default == value:
             positional = False
             continue
-        positional = positional and not field.kw_only
+        positional = positional and not field.kw_only and not isinstance(value, bool)
         text = reference(value, write)
         shown.append(text if positional else f"{field.name}={text}")
     return ", ".join(shown)

@@ -33,8 +33,9 @@ from .errors import CompositionError
 from .execution import Name, Run
 from .guards import ARRAYS, check_class
 from .kinds import Width, mistaken
+from .printing import ATOM, Write, equation, laid_out
 from .records import Entries, Scores, Weights
-from .source import Write, arguments, imported, portable, written
+from .source import arguments, imported, portable, written
 
 __all__ = ["Term"]
 
@@ -63,6 +64,9 @@ class Term(Generic[In, Out]):
     given: bool = False
     repeats: int = 0
     role: ClassVar[Role] = ""
+    bare: ClassVar[bool] = False
+    """Whether the term is a value of the vocabulary, such as softmax, and printed by its name."""
+    binding: int = ATOM
 
     def __new__(cls, *args, **keywords):
         check_class(cls)
@@ -111,10 +115,12 @@ class Term(Generic[In, Out]):
         return self.text(repr)
 
     def __str__(self) -> str:
-        return self.text(str)
+        return laid_out(equation(self))
 
     def text(self, write: Write) -> str:
-        """The term in words, its parts by `write`: repr for Python, str for the equation."""
+        """The term on one line, its parts by `write`: `repr` for Python, or `equation`."""
+        if self.bare:
+            return self.name
         return f"{self.word or type(self).__name__}({arguments(self, write)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
