@@ -22,7 +22,7 @@ from combinax.models import *
 
 GOLDEN = Path(__file__).parent / "golden"
 FILES = (
-    "attention", "dictionary", "transformer", "bert", "gpt2", "llama", "choose", "generate",
+    "attention", "dictionary", "transformer", "bert", "gpt2", "llama", "sampling", "generate",
     "speculate",
 )  # fmt: skip
 T, S, D = 5, 7, 12
