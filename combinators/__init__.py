@@ -8,20 +8,25 @@ The five words: an input is projected to entries, scored, masked, normalized, an
 
 from .aggregate import aggregate, largest, weighted_sum
 from .arithmetic import add, multiply, subtract
-from .bias import Bias, alibi, alibi_slopes, bias, relative, softcap, t5_buckets, temperature
-from .compose import compose, fanout, join, parallel, pick
+from .bias import Bias, bias, softcap, temperature
+from .branches import fanout, join, parallel, pick
+from .compose import compose
 from .core.context import Context
 from .core.declare import axes
 from .core.errors import CompositionError, ContextError, ParameterError, TermError
 from .core.layers import stack, unstack
 from .core.leaf import Leaf, Stage
+from .core.marks import Marks, Range, Rows
 from .core.parameter import Parameter
-from .core.records import Entries, Marks, Range, Rows, Scores, Weights
+from .core.records import Entries, Scores, Weights
 from .core.term import Term
 from .describe import Description, describe
+from .dropout import dropout
 from .embed import embed, half_split, interleaved, position_embed, rotary, sinusoidal, tied
+from .heads import copies, heads
+from .logic import Predicate, predicate
 from .mask import mask
-from .norm import dropout, layer_norm, rms_norm
+from .norm import layer_norm, rms_norm
 from .normalize import (
     RowNormalizer,
     Streaming,
@@ -38,26 +43,17 @@ from .normalize import (
 )
 from .observe import observe
 from .operators import install
-from .predicates import (
-    Predicate,
-    block_causal,
-    causal,
-    dilated,
-    predicate,
-    prefix,
-    same,
-    valid,
-    window,
-)
+from .position_bias import alibi, alibi_slopes, relative, t5_buckets
+from .predicates import block_causal, causal, dilated, prefix, same, valid, window
 from .primitives import constant, identity, learned, lift, pointwise, read
 from .project import linear, project, slots
-from .repeat import copies, each, heads, repeat
+from .repeat import each, repeat
 from .scaling import by_wavelength, interpolated
 from .score import additive, bilinear, cosine, distance, dot, features, scaled_dot, score
 from .sparse import entmax15, hardmax, sparsemax, top_k
 from .stepping.stepwise import Stepwise, stepwise
 from .streaming.choose import materialized, streamed
-from .streaming.recognize import Partial, merge
+from .streaming.partial import Partial, merge
 from .union import sink, union
 from .wrappers import given, named, precision, shared
 

@@ -18,12 +18,13 @@ from .core.context import Context
 from .core.errors import CompositionError
 from .core.kinds import fits, mistaken
 from .core.leaf import Leaf, after_union, spread
+from .core.marks import Marks, Range, Rows
 from .core.pairs import check_pairs
-from .core.records import Entries, Marks, Range, Rows, Scores
+from .core.records import Entries, Scores
 from .core.source import PACKAGE
 from .core.term import form
 from .intervals.span import Span
-from .predicates import Predicate, as_predicate, predicate
+from .logic import Predicate, as_predicate, predicate
 
 __all__ = ["mask"]
 

@@ -21,9 +21,10 @@ from .core.errors import CompositionError
 from .core.execution import Run
 from .core.kinds import Width, show
 from .core.leaf import Leaf
+from .core.marks import Marks, rows_at
 from .core.parameter import Parameter
 from .core.printing import Write
-from .core.records import Entries, Marks, rows_at
+from .core.records import Entries
 from .core.term import Term, form
 from .wrappers import sums
 

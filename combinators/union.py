@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from .compose import Branches
+from .branches import Branches
 from .core.arguments import as_term
 from .core.context import Context
 from .core.dtypes import wide

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from combinax.train import __main__ as command
-from combinax.train import checkpoint, launch, tasks
+from combinax.train import checkpoint, interrupt, tasks
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signal")
 
@@ -74,8 +74,8 @@ def test_ctrl_c_during_imports_is_silent(start, module, tmp_path):
 
 WRITING = """
 import signal, sys
-from combinax.train import launch
-launch.quietly()
+from combinax.train import interrupt
+interrupt.quietly()
 from combinax.train import __main__ as command
 real, written = command.typer.echo, []
 
@@ -107,11 +107,11 @@ def test_a_signal_that_is_ignored_stays_ignored(ignored, monkeypatch):
     before = signal.getsignal(signal.SIGINT)
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.SIG_DFL)
-        launch.quietly()
-        with launch.stopping() as pressed:
+        interrupt.quietly()
+        with interrupt.stopping() as pressed:
             signal.raise_signal(signal.SIGINT)
             assert pressed() is not ignored
-        wanted = signal.SIG_IGN if ignored else launch.leave
+        wanted = signal.SIG_IGN if ignored else interrupt.leave
         assert signal.getsignal(signal.SIGINT) is wanted
     finally:
         signal.signal(signal.SIGINT, before)
@@ -120,14 +120,14 @@ def test_a_signal_that_is_ignored_stays_ignored(ignored, monkeypatch):
 @posix
 def test_training_pressed_twice_ends_at_once(tmp_path):
     code = (
-        "import signal\nfrom combinax.train.launch import stopping\n"
+        "import signal\nfrom combinax.train.interrupt import stopping\n"
         "with stopping() as pressed:\n"
         "    signal.raise_signal(signal.SIGINT)\n    print(pressed(), flush=True)\n"
         "    signal.raise_signal(signal.SIGINT)\n    print('never')\n"
     )
     done = run(code, tmp_path)
     assert done.returncode == -signal.SIGINT and done.stdout == "True\n"
-    assert done.stderr.strip() == launch.STOPPING.decode().strip()
+    assert done.stderr.strip() == interrupt.STOPPING.decode().strip()
 
 
 def test_ctrl_c_ends_a_conversation(monkeypatch, capsys):

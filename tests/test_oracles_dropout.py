@@ -20,7 +20,7 @@ from combinax.combinators import (
     score,
     softmax,
 )
-from combinax.combinators.norm import mixed_bits
+from combinax.combinators.dropout import mixed_bits
 
 KEY = jax.random.key(0)
 SIGMAS = 5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .launch import answered, quietly, stopping
+from .interrupt import answered, quietly, stopping
 
 if __name__ == "__main__":
     quietly()  # before the imports that take seconds

@@ -15,8 +15,8 @@ from .dtypes import numbered, uncounted
 from .errors import CompositionError, ContextError, ParameterError, brief
 from .kinds import show
 from .layers import apart
+from .marks import Range, Rows
 from .parameter import is_parameter
-from .records import Range, Rows
 from .term import Term
 
 __all__ = [

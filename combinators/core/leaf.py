@@ -17,8 +17,9 @@ from .dtypes import widened
 from .errors import CompositionError, TermError, brief
 from .execution import Run
 from .kinds import Width, mistaken, told
+from .marks import Marks
 from .parameter import Parameter, is_parameter
-from .records import Marks, Scores
+from .records import Scores
 from .source import place
 from .term import In, Out, Term
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from .dependence import reached
 from .errors import CompositionError
-from .records import Marks
+from .marks import Marks
 
 __all__ = ["check_pairs"]
 

@@ -20,7 +20,8 @@ from jax.core import Tracer
 
 from ..core.errors import CompositionError
 from ..core.lookup import Lookup
-from ..core.records import Entries, Marks, Rows
+from ..core.marks import Marks, Rows
+from ..core.records import Entries
 from .lookback import horizon, named, placed, sees, sight
 
 __all__ = ["all_hold", "answerable", "blank", "entered", "only_if", "recalled", "write"]

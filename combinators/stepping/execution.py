@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ..compose import Join
+from ..branches import Join
 from ..core.apply import Apply
 from ..core.context import Context
 from ..core.declare import Declare
@@ -22,10 +22,11 @@ from ..core.errors import CompositionError
 from ..core.execution import Name, Run, put, select
 from ..core.leaf import Leaf
 from ..core.lookup import Lookup
-from ..core.records import Entries, Marks, Rows, Weights
+from ..core.marks import Marks, Rows
+from ..core.records import Entries, Weights
 from ..core.term import Term
+from ..dropout import dropout
 from ..mask import mask
-from ..norm import dropout
 from ..project import Project
 from ..streaming.recognize import Streamed
 from . import linear_cache as sums

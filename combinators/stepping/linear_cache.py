@@ -20,7 +20,8 @@ from ..core.records import Entries
 from ..predicates import causal
 from ..streaming import linear_attention as reassociate
 from ..streaming.linear_attention import feature_map
-from ..streaming.recognize import Partial, Streamed, merge, streamed_form
+from ..streaming.partial import Partial, merge
+from ..streaming.recognize import Streamed, streamed_form
 from ..streaming.tiled import Reading, finished, masks, planned
 from .cache import all_hold
 

@@ -16,7 +16,8 @@ import numpy as np
 from ..arithmetic import Pointwise
 from ..compose import Compose
 from ..core.lookup import Lookup
-from ..core.records import Rows, Scores
+from ..core.marks import Rows
+from ..core.records import Scores
 from ..core.term import Term
 from ..intervals.span import Span
 from ..mask import mask

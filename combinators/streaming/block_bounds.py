@@ -13,9 +13,9 @@ import numpy as np
 from jax.core import Tracer
 
 from ..core.kinds import fits
-from ..core.records import Marks, Range, Rows
+from ..core.marks import Marks, Range, Rows
 from ..intervals.span import Span, is_whole, larger, smaller
-from ..predicates import Predicate
+from ..logic import Predicate
 
 __all__ = [
     "at", "at_each", "blocks_of", "bounds", "is_traced", "laid", "samples", "some", "with_facts",

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.records import Marks, Range, Rows, Slice
+from ..core.marks import Marks, Range, Rows, Slice
 from ..intervals.span import namespace
+from ..logic import Predicate
 from ..mask import mask
-from ..predicates import Predicate
 from .block_bounds import at, at_each, blocks_of, samples
 from .grid import ALL, NONE, SOME
 

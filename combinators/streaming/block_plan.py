@@ -17,12 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.records import Marks, Range, Rows
+from ..core.marks import Marks, Range, Rows
 from ..intervals.program import Program
 from ..intervals.span import namespace
 from ..intervals.three_valued import Maybe
+from ..logic import Predicate
 from ..mask import mask
-from ..predicates import Predicate
 from .block_bounds import blocks_of, bounds, is_traced, laid, some, with_facts
 from .block_pairs import corners_differ, decided, settled
 from .grid import ALL, NONE, SOME

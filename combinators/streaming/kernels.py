@@ -16,10 +16,12 @@ from jax import Array
 
 from ..aggregate import aggregate
 from ..core.lookup import inner
-from ..core.records import Entries, Range
+from ..core.marks import Range
+from ..core.records import Entries
+from ..logic import Both
 from ..mask import mask
 from ..normalize import softmax
-from ..predicates import Both, causal, window
+from ..predicates import causal, window
 from ..score import dot, scaled_dot, score
 from .recognize import Streamed
 

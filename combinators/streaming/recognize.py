@@ -11,9 +11,6 @@ from collections.abc import Iterator
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
-from jax import Array
-
 from ..aggregate import aggregate, weighted_sum
 from ..arithmetic import Pointwise
 from ..compose import Compose
@@ -21,55 +18,16 @@ from ..core.context import Context
 from ..core.execution import Name
 from ..core.leaf import Stage
 from ..core.lookup import Lookup, inner
-from ..core.records import record
 from ..core.term import Term
+from ..dropout import dropout
 from ..mask import mask
-from ..norm import dropout
 from ..normalize import Elementwise, LogSumExp, Streaming, normalize, row_sum, softmax
 from ..primitives import Source, identity, pointwise
 from ..score import features, score
 from ..union import Union
 from ..wrappers import Wrapper
 
-__all__ = ["Partial", "Step", "Streamed", "merge", "streamed_form", "within"]
-
-
-@record
-class Partial:
-    """What queries have gathered from some of the keys.
-
-    `total` (T,) and `mixed` (T, e) are the sums of the weights and of the weighted values, relative
-    to `reference` (T,). Where only the total is asked for, mixed is None.
-    """
-
-    reference: Array
-    total: Array
-    mixed: Array | None = None
-
-    def relative(self, how: Streaming, reference: Array) -> Partial:
-        """The same relative to another reference."""
-        x = how.rescale(self.reference, reference)
-        mixed = None if self.mixed is None else self.mixed * x[:, None]
-        return Partial(reference, self.total * x, mixed)
-
-    def __add__(self, other: Partial) -> Partial:
-        """Both together, where they are relative to one reference."""
-        mixed = None
-        if self.mixed is not None and other.mixed is not None:
-            mixed = self.mixed + other.mixed
-        return Partial(self.reference, self.total + other.total, mixed)
-
-
-def merge(how: Streaming, a: Partial, b: Partial) -> Partial:
-    """What queries have gathered from the keys of both: associative, in whatever order.
-
-    >>> nothing = Partial(jnp.array([-1e30]), jnp.zeros(1), jnp.zeros((1, 2)))
-    >>> some = Partial(jnp.array([2.0]), jnp.ones(1), jnp.ones((1, 2)))
-    >>> merge(softmax, nothing, some).mixed
-    Array([[1., 1.]], dtype=float32)
-    """
-    reference = jnp.maximum(a.reference, b.reference)
-    return a.relative(how, reference) + b.relative(how, reference)
+__all__ = ["Step", "Streamed", "streamed_form", "within"]
 
 
 # Which lookups are streams

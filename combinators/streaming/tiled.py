@@ -21,8 +21,9 @@ from ..core.dtypes import counts_as
 from ..core.errors import CompositionError
 from ..core.execution import Run, put, select
 from ..core.leaf import Leaf
+from ..core.marks import Marks, Range, Rows, numbers
 from ..core.parameter import is_parameter
-from ..core.records import Entries, Marks, Range, Rows, Scores, Weights, numbers
+from ..core.records import Entries, Scores, Weights
 from ..mask import mask
 from ..normalize import LogSumExp, lowest
 from ..wrappers import Everywhere
@@ -30,7 +31,8 @@ from .block_pairs import tile_of
 from .block_plan import survey
 from .grid import Grid, Layout, Place, Side
 from .linear_attention import feature_map, in_part, summed
-from .recognize import Partial, Step, Streamed, merge, within
+from .partial import Partial, merge
+from .recognize import Step, Streamed, within
 from .sweep import Fold, fold
 
 __all__ = ["Captured", "Reading", "answer", "finished", "leading", "masks", "opened", "planned"]

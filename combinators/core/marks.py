@@ -1,0 +1,203 @@
+"""Marks: what is known of the rows of a table of scores, on the side of queries and of keys."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeVar, dataclass_transform
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from .context import Context
+from .dtypes import row_numbers
+from .errors import CompositionError, ContextError
+
+__all__ = ["Marks", "Range", "Rows"]
+
+Class = TypeVar("Class")
+
+
+@dataclass_transform(frozen_default=True)
+def record(cls: type[Class]) -> type[Class]:
+    """A frozen dataclass that is a pytree."""
+    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The integers start, start + 1, …: positions that are known without an array."""
+
+    start: int
+    length: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.length
+
+    def array(self) -> Array:
+        return jnp.arange(self.start, self.stop, dtype=jnp.int32)
+
+    def take(self, table: Array, axis: int) -> Array:
+        """These rows of a table that has all rows along `axis`."""
+        if table.shape[axis] == self.length:
+            return table
+        return jax.lax.slice_in_dim(table, self.start, self.stop, axis=axis)
+
+
+@record
+class Slice:
+    """`length` integers from `start` on: the rows of a tile, where only running tells which."""
+
+    start: Any
+    length: int = dataclasses.field(metadata={"static": True})
+
+    def array(self) -> Array:
+        return self.start + jnp.arange(self.length, dtype=jnp.int32)
+
+    def take(self, table: Array, axis: int) -> Array:
+        """These rows of a table that has all rows along `axis`."""
+        return jax.lax.dynamic_slice_in_dim(table, self.start, self.length, axis)
+
+
+def numbers(rows: Any) -> Array:
+    """Positions or indices as an array."""
+    return rows if isinstance(rows, Array) else rows.array()
+
+
+@record
+class Rows:
+    """Facts about the rows of one side of a table of scores, one entry per row.
+
+    `position` is what predicates and biases compare; `index` is the row's place in its sequence;
+    `facts` holds what a stage asked the context for, by name: `rows["segments"]`; `span` is the
+    index where its rows follow one another.
+    """
+
+    position: Any
+    index: Any
+    facts: Mapping[str, Array | None] = dataclasses.field(default_factory=dict)
+    span: Range | Slice | None = None
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self.facts:
+            raise ContextError(
+                f"marks hold {name!r} where a stage asks for it by name: "
+                f"bias(fn, rows=({name!r},)), predicate(fn, ({name!r},))"
+            )
+        found = self.facts[name]
+        if found is None:
+            raise ContextError(
+                f"{name} has one entry for each row of the other side of the table, and none for "
+                f"these {jnp.size(self.index)}: name the rows of each side, such as "
+                f"same({name!r}, 'memory_{name}')"
+            )
+        return found
+
+    @property
+    def length(self) -> int:
+        return len(self.index) if isinstance(self.index, Array) else self.index.length
+
+    def read(
+        self, names: tuple[str, ...], context: Mapping[str, Any], side: str, other: tuple[str, ...]
+    ) -> Rows:
+        """These rows with the named facts from the context: one per row, or one for all.
+
+        A fact that the other side asks for as well may be of that side alone: it is None here.
+        """
+        facts: dict[str, Any] = dict(self.facts)
+        for name in names:
+            if name in facts:  # rows that were kept have theirs with them
+                continue
+            value = jnp.asarray(context[name])
+            count = value.shape[0] if value.ndim else 1
+            part = isinstance(self.index, Slice) and count != 1
+            if part and count >= self.length:
+                value = self.index.take(value, 0)
+            elif count not in (1, self.length):
+                if name in other:
+                    facts[name] = None
+                    continue
+                raise ContextError(
+                    f"{name} needs one entry for each of the {self.length} {side} rows, "
+                    f"or one for all; it has shape {value.shape}"
+                )
+            facts[name] = value
+        return dataclasses.replace(self, facts=facts)
+
+    def numbered(self) -> Rows:
+        """These rows with all integers as int32."""
+        facts = {name: row_numbers(name, value) for name, value in self.facts.items()}
+        position, index = (row_numbers("positions", x) for x in (self.position, self.index))
+        return dataclasses.replace(self, position=position, index=index, facts=facts)
+
+    def spread(self, axis: int) -> Rows:
+        """The same rows with every per-row fact laid along `axis` of a (T, S) table."""
+
+        def lay(value):
+            if value is None:
+                return None
+            value = numbers(value)
+            return jnp.expand_dims(value, 1 - axis) if value.ndim == 1 else value
+
+        facts = {name: lay(value) for name, value in self.facts.items()}
+        span = None if isinstance(self.index, Array) else self.index
+        return Rows(lay(self.position), lay(self.index), facts, span)
+
+    def permuted(self, order: Array) -> Rows:
+        """The same rows in another order."""
+        position, index = (numbers(rows)[order] for rows in (self.position, self.index))
+        return Rows(position, index, {
+            name: value[order] if value is not None and value.shape[:1] == order.shape else value
+            for name, value in self.facts.items()
+        })  # fmt: skip
+
+    def take(self, table: Array, axis: int) -> Array:
+        """These rows of a table that has all rows along `axis`, or one that counts for all."""
+        if table.shape[axis] == 1:
+            return table
+        if self.span is None:
+            return jnp.take(table, jnp.ravel(self.index), axis)
+        return self.span.take(table, axis)
+
+
+@record
+class Marks:
+    """What is known about the rows of a table of scores: those that ask, those that answer."""
+
+    query: Rows
+    key: Rows
+
+    def read(
+        self, query: tuple[str, ...], key: tuple[str, ...], context: Mapping[str, Any]
+    ) -> Marks:
+        read = Marks(
+            self.query.read(query, context, "query", key),
+            self.key.read(key, context, "key", query),
+        )
+        for name in query:
+            if read.query.facts[name] is None and read.key.facts.get(name) is None:
+                self.query.read((name,), context, "query", ())  # it fits neither side
+        return read
+
+    @property
+    def in_part(self) -> bool:
+        """Whether these are the rows of one tile of a larger table."""
+        return isinstance(self.query.index, Slice)
+
+    def spread(self) -> Marks:
+        return Marks(self.query.spread(0), self.key.spread(1))
+
+
+def rows_at(context: Context, count: int) -> Rows:
+    """Rows at the positions of the context, or else counted from 0."""
+    positions = context.get("positions")
+    index = Range(0, count)
+    if positions is None:
+        return Rows(index, index)
+    length = positions.length if isinstance(positions, Range) else positions.shape[0]
+    if length != count:
+        raise CompositionError(f"positions has {length} entries and there are {count} rows")
+    return Rows(positions, index)
