@@ -18,14 +18,11 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.core import ShapedArray
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 
 from ..core.dtypes import wide
 from .grid import Band, Grid, Layout, Place, Side, bands, cut_all, put_all
 
-__all__ = ["SHARED", "Fold", "Sum", "fold", "joined"]
+__all__ = ["SHARED", "Fold", "Sum", "Sweep", "joined", "put_in", "taken"]
 
 SHARED, ROOM = 2**14, 2**20
 """From so many elements on, a CPU's cores share the work on a tile, but for the products of small
@@ -303,77 +300,3 @@ def put_in(values: Sequence[Any], chosen: Sequence[bool], new: Sequence[Any]) ->
     """The values, with new ones in the chosen places."""
     rest = iter(new)
     return [next(rest) if take else value for value, take in zip(values, chosen, strict=True)]
-
-
-# The two primitives: how they run, and what their derivatives and maps are
-
-
-def one_after_other(*operands: Array, what: Sweep) -> list[Array]:
-    return what.in_groups().run(*operands)
-
-
-def side_by_side(*operands: Array, what: Sweep) -> list[Array]:
-    return what.side_by_side(*operands)
-
-
-def batch(primitive: Primitive, operands: Any, dims: Any, *, what: Sweep) -> tuple[Any, Any]:
-    along = [d is not None for d in dims]
-    (size,) = {x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None}
-    pairs = zip(operands, dims, strict=True)
-    moved = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in pairs]
-    results = primitive.bind(*moved, what=what.mapped(size, along))
-    return results, [0] * len(results)
-
-
-def sweeping(name: str) -> Primitive:
-    """A primitive that runs a sweep. On a CPU one group of copies after the other is faster, for
-    then a tile stays in the cache; elsewhere all copies run side by side."""
-    primitive = Primitive(name)
-    primitive.multiple_results = True
-    primitive.def_impl(jax.jit(primitive.bind, static_argnames="what"))
-    primitive.def_abstract_eval(
-        lambda *_, what: [ShapedArray(s.shape, s.dtype) for s in what.shapes]
-    )
-    batching.primitive_batchers[primitive] = partial(batch, primitive)
-    everywhere = mlir.lower_fun(side_by_side, multiple_results=True)
-    mlir.register_lowering(primitive, everywhere)
-    on_cpu = mlir.lower_fun(one_after_other, multiple_results=True)
-    mlir.register_lowering(primitive, on_cpu, platform="cpu")
-    return primitive
-
-
-tile_sum, tile_fold = sweeping("tile_sum"), sweeping("tile_fold")
-
-
-def sum_tangent(primals: Any, tangents: Any, *, what: Sum) -> Any:
-    active = [not isinstance(tangent, ad.Zero) for tangent in tangents]
-    moved = tile_sum.bind(*primals, *taken(tangents, active), what=what.tangent(active))
-    return tile_sum.bind(*primals, what=what), moved
-
-
-def sum_transpose(cotangents: Any, *operands: Any, what: Sum) -> Any:
-    linear = [ad.is_undefined_primal(x) for x in operands]
-    avals = [x.aval for x in taken(operands, linear)]
-    active = [not isinstance(cotangent, ad.Zero) for cotangent in cotangents]
-    known = taken(operands, [not is_linear for is_linear in linear])
-    back = what.transposed(linear, avals, active)
-    got = tile_sum.bind(*known, *taken(cotangents, active), what=back)
-    return put_in([None] * len(linear), linear, got)
-
-
-def fold_tangent(primals: Any, tangents: Any, *, what: Fold) -> Any:
-    results = tile_fold.bind(*primals, what=what)
-    active = [not isinstance(tangent, ad.Zero) for tangent in tangents]
-    rate = what.sum.tangent([*active, False])
-    moved = tile_sum.bind(*primals, results[0], *taken(tangents, active), what=rate)
-    return results, [ad.Zero(jax.typeof(results[0])), *moved]
-
-
-ad.primitive_jvps[tile_sum] = sum_tangent
-ad.primitive_transposes[tile_sum] = sum_transpose
-ad.primitive_jvps[tile_fold] = fold_tangent
-
-
-def fold(what: Fold, operands: Sequence[Any]) -> list[Array]:
-    """Run a fold. Its derivatives of every order, and maps of it, are sweeps as well."""
-    return tile_fold.bind(*operands, what=what)

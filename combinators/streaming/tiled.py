@@ -29,11 +29,12 @@ from ..normalize import LogSumExp, lowest
 from ..wrappers import Everywhere
 from .block_pairs import tile_of
 from .block_plan import survey
+from .derivatives import fold
 from .grid import Grid, Layout, Place, Side
 from .linear_attention import feature_map, in_part, summed
 from .partial import Partial, merge
 from .recognize import Step, Streamed, within
-from .sweep import Fold, fold
+from .sweep import Fold
 
 __all__ = ["Captured", "Reading", "answer", "finished", "leading", "masks", "opened", "planned"]
 
