@@ -22,7 +22,7 @@ from ..streaming import linear_attention as reassociate
 from ..streaming.linear_attention import feature_map
 from ..streaming.partial import Partial, merge
 from ..streaming.recognize import Streamed, streamed_form
-from ..streaming.tiled import Reading, finished, masks, planned
+from ..streaming.tiled import BranchRun, finished, masks, planned
 from .cache import all_hold
 
 __all__ = ["added", "asked", "continues", "empty", "summing"]
@@ -63,11 +63,11 @@ def asked(stream: Any, run: Any, sums: Sums, x: Entries, context: Context) -> Ar
     """What the queries of a chunk get from the keys before it and from those in it."""
     query = feature_map(stream.features, context)(x.query)
     total, mixed = reassociate.ask(query, sums["total"], sums["mixed"])
-    reading = Reading(stream, 0)
+    branch = BranchRun(stream, 0)
     if len(query) > SHORT:
-        own = reading.tiled(run, x, context, planned(reading.steps, x, context, (SHORT, SHORT)))
+        own = branch.tiled(run, x, context, planned(branch.steps, x, context, (SHORT, SHORT)))
     else:
-        own = reading.whole(run, x, x.marks.query, context)
+        own = branch.whole(run, x, x.marks.query, context)
     found = merge(stream.how, own, Partial(jnp.zeros_like(total), total, mixed))
     return finished(stream, found, counts_as(x.value))
 
