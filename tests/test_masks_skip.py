@@ -337,6 +337,6 @@ def test_a_description_counts_the_blocks_that_its_context_tells():
     visited = f"{sum(counts)} of 256 blocks visited ({counts[0]} full, {counts[1]} partial)"
     assert visited in str(describe(term, q, key=k, value=k, **kernel.context))
     abstract = {name: jax.ShapeDtypeStruct((1024,), jnp.int32) for name in kernel.context}
-    assert "which of 256 blocks, its context tells" in str(
+    assert "256 blocks, selected by its context" in str(
         describe(term, q, key=k, value=k, **abstract)
     )

@@ -138,8 +138,7 @@ def test_copies_run_side_by_side_where_there_is_no_cache_to_keep():
 def test_copies_share_a_tile_where_cores_share_the_work(monkeypatch, room, left, axes):
     """As many copies in a tile as there is room for and as divide an axis, forward and backward;
     not where each has a plan of its own: `axes` are those of segments, of rows and of heads."""
-    monkeypatch.setattr(sweep, "SHARED", 1)
-    monkeypatch.setattr(sweep, "ROOM", 3 * 2 * room)
+    monkeypatch.setattr(sweep, "CPU", sweep.Cores(shared=1, room=3 * 2 * room))
     jax.clear_caches()
     outer, inner = axes or (None, None)
     front = [n for n, axis in zip((2, 4), (outer, inner), strict=True) if axis == 0]

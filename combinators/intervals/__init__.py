@@ -1,1 +1,1 @@
-"""Interval arithmetic: what a predicate says of whole blocks of rows at once."""
+"""Interval arithmetic: predicates on whole blocks of rows, from the bounds of their metadata."""

@@ -1,8 +1,10 @@
-"""Interval arithmetic (Moore 1966): the elementwise operations of JAX on bounds of arrays.
+"""Interval arithmetic (Moore 1966): rules for JAX's elementwise primitives on bounds of arrays.
 
-Each rule bounds the result of one primitive in its integer type: where numbers may wrap around,
-the result may be any number of the type. Truths are ordered, False before True, and bounds on them
-are the three values of Kleene (1938).
+    [1, 3] - [0, 2]  =  [1 - 2, 3 - 0]  =  [-1, 3]
+
+Each rule bounds the result of one primitive in its integer dtype. Where the result may wrap around,
+its bounds are those of the dtype. Booleans are ordered, False before True; bounds of them are the
+three values of Kleene (1938).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ __all__ = ["INTEGERS", "ORDERED", "exact", "floor_divide", "remainder"]
 
 
 def hull(*values: Any) -> Span:
+    """The smallest span that holds all values."""
     return Span(reduce(smaller, values), reduce(larger, values))
 
 
@@ -33,7 +36,7 @@ def add(a: Span, b: Span) -> Span:
 
 
 def wrong_sum(a: Any, b: Any, total: Any) -> Any:
-    """Whether a sum wrapped around."""
+    """Whether the sum a + b = total wrapped around."""
     return ((a ^ total) & (b ^ total)) < 0 if is_signed(a.dtype) else total < a
 
 
@@ -62,7 +65,7 @@ def mul(a: Span, b: Span) -> Span:
     if a is b:
         a = b = absolute(a)
     pairs = [(x, y) for x in (a.lo, a.hi) for y in (b.lo, b.hi)]
-    # Floats tell how large a product is, but for their rounding.
+    # Float products cannot wrap around. The factor 1 - 2**-10 leaves room for their rounding.
     limit = 2.0 ** (8 * a.dtype.itemsize - is_signed(a.dtype)) * (1 - 2**-10)
     sizes = [abs(x.astype(np.float32) * y.astype(np.float32)) for x, y in pairs]
     return hull(*(x * y for x, y in pairs)).where(reduce(larger, sizes) < np.float32(limit))
@@ -75,7 +78,7 @@ def power(a: Span, *, y: int) -> Span:
 
 
 def quotient(a: Span, b: Span, divide: Callable[[Any, Any], Any]) -> Span:
-    """A quotient by what is positive: its bounds are among those of the bounds."""
+    """a / b for b > 0: the bounds are among the quotients of the bounds."""
     one = b.dtype.type(1)
     if a.known and b.known:
         return Span.point(divide(a.lo, larger(b.lo, one))).where(b.lo > 0)
@@ -98,7 +101,10 @@ def floor_divide(a: Span, b: Span) -> Span:
 
 
 def rest(a: Span, b: Span, divide: Callable[[Any, Any], Any], least: Any, most: Any) -> Span:
-    """What a division by what is positive leaves: in order as long as the quotient is one."""
+    """The remainder of a / b for b > 0, which grows with a as long as the quotient is constant.
+
+    Elsewhere it lies in [least, most]: [5, 6] % 4 is [1, 2], and [3, 5] % 4 is [0, 3].
+    """
     divisor = larger(b.lo, b.dtype.type(1))
     low, high = divide(a.lo, divisor), divide(a.hi, divisor)
     if a.known and b.known:
@@ -110,12 +116,12 @@ def rest(a: Span, b: Span, divide: Callable[[Any, Any], Any], least: Any, most: 
 
 
 def remainder(a: Span, b: Span) -> Span:
-    """The rest of the division that rounds down: never negative."""
+    """a % b for b > 0, rounded down: never negative."""
     return rest(a, b, operator.floordiv, b.dtype.type(0), b.hi - b.dtype.type(1))
 
 
 def rem(a: Span, b: Span) -> Span:
-    """The rest of the division that rounds towards 0: it has the sign of what is divided."""
+    """The remainder of a / b for b > 0, rounded towards 0: it has the sign of a."""
     choose, nothing = namespace(a.lo, a.hi, b.hi).where, b.dtype.type(0)
     most = b.hi - b.dtype.type(1)
     least, most = choose(a.lo < 0, -most, nothing), choose(a.hi > 0, most, nothing)
@@ -126,7 +132,8 @@ def rem(a: Span, b: Span) -> Span:
 
 
 def differing(a: Span) -> Any:
-    """The bits in which numbers of a span may differ: the highest that does, and those below."""
+    """The bits in which numbers of a span may differ: the highest in which its bounds do, and all
+    lower ones."""
     bits, shift = a.lo ^ a.hi, 1
     while shift < 8 * a.dtype.itemsize:
         bits, shift = bits | (bits >> a.dtype.type(shift)), 2 * shift
@@ -134,8 +141,8 @@ def differing(a: Span) -> Any:
 
 
 def of_bits(ones: Any, unknown: Any) -> Span:
-    """The span of the numbers with these ones, and with bits that are unknown."""
-    return Span(ones & ~unknown, ones | unknown).where(unknown >= 0)  # of one sign
+    """The span of the numbers with the bits `ones` set and the bits `unknown` set or not."""
+    return Span(ones & ~unknown, ones | unknown).where(unknown >= 0)  # the sign bit is known
 
 
 def bits_and(a: Span, b: Span) -> Span:
@@ -232,7 +239,7 @@ def convert(a: Span, *, new_dtype: Any) -> Span | None:
 
 
 def exact(name: str, options: Any, *arrays: Any) -> Any:
-    """The result of a primitive on integers that are known; None where it is left to JAX."""
+    """The result of a primitive on known integers; None if only JAX computes it."""
     if name == "convert_element_type":
         new = np.dtype(options["new_dtype"])
         return arrays[0] != 0 if new == np.bool_ else arrays[0].astype(new)
@@ -271,11 +278,11 @@ INTEGERS: dict[str, Callable[..., Span]] = {
     "shift_right_arithmetic": shift_right, "sign": lambda a: a.each(namespace(a.lo, a.hi).sign),
     "shift_right_logical": lambda a, b: shift_right(a, b).where(a.lo >= 0),
 }  # fmt: skip
-"""The rules for integers and truths: floats are rounded, and may be no numbers."""
+"""Rules for integers and booleans. Floats are rounded, and may be NaN."""
 
 ORDERED: dict[str, Callable[..., Span | None]] = {
     "eq": eq, "ne": ne, "lt": lt, "le": le, "gt": lambda a, b: lt(b, a),
     "ge": lambda a, b: le(b, a), "max": maximum, "min": minimum, "convert_element_type": convert,
     "clamp": lambda low, a, high: minimum(maximum(low, a), high),
 }  # fmt: skip
-"""The rules for whatever has an order."""
+"""Rules for all ordered dtypes."""

@@ -1,6 +1,6 @@
-"""Operations that move the elements of an array, on bounds in blocks: shapes, and tables by index.
+"""Rules for primitives that move elements: changes of shape, and lookups `table[i, j]`.
 
-Each takes arrays whose first two axes are those of the blocks, as a `Span` has them.
+They take the bounds of a `Span`, whose first two axes count the blocks of queries and of keys.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["SHAPES", "looked_up"]
 # Shapes
 
 
-def laid(options: Any, aval: Any, x: Any) -> Any:
+def spread(options: Any, aval: Any, x: Any) -> Any:
     shape = [1] * aval.ndim
     for axis, size in zip(options["broadcast_dimensions"], x.shape[2:], strict=True):
         shape[axis] = size
@@ -36,10 +36,10 @@ def transposed(options: Any, aval: Any, x: Any) -> Any:
     return x.transpose(0, 1, *(axis + 2 for axis in options["permutation"]))
 
 
-def joined(options: Any, aval: Any, *parts: Any) -> Any:
+def concatenated(options: Any, aval: Any, *parts: Any) -> Any:
     sides, xp = np.broadcast_shapes(*(x.shape[:2] for x in parts)), namespace(*parts)
-    spread = [xp.broadcast_to(x, sides + x.shape[2:]) for x in parts]
-    return xp.concatenate(spread, axis=options["dimension"] + 2)
+    arrays = [xp.broadcast_to(x, sides + x.shape[2:]) for x in parts]
+    return xp.concatenate(arrays, axis=options["dimension"] + 2)
 
 
 def sliced(options: Any, aval: Any, x: Any) -> Any:
@@ -48,8 +48,8 @@ def sliced(options: Any, aval: Any, x: Any) -> Any:
     return x[(slice(None), slice(None), *(slice(*limit) for limit in limits))]
 
 
-def folded(fold: str) -> Callable[..., Any]:
-    """A reduction that keeps the order of elements."""
+def reduced(fold: str) -> Callable[..., Any]:
+    """The rule of a monotone reduction."""
 
     def apply(options: Any, aval: Any, x: Any) -> Any:
         return getattr(namespace(x), fold)(x, axis=tuple(axis + 2 for axis in options["axes"]))
@@ -58,22 +58,23 @@ def folded(fold: str) -> Callable[..., Any]:
 
 
 SHAPES: dict[str, Callable[..., Any]] = {
-    "broadcast_in_dim": laid, "reshape": reshaped, "squeeze": reshaped, "transpose": transposed,
-    "concatenate": joined, "slice": sliced, "copy": reshaped, "reduce_or": folded("any"),
-    "reduce_and": folded("all"), "reduce_max": folded("max"), "reduce_min": folded("min"),
+    "broadcast_in_dim": spread, "reshape": reshaped, "squeeze": reshaped, "transpose": transposed,
+    "concatenate": concatenated, "slice": sliced, "copy": reshaped, "reduce_or": reduced("any"),
+    "reduce_and": reduced("all"), "reduce_max": reduced("max"), "reduce_min": reduced("min"),
 }  # fmt: skip
 
 
 # Tables
 
-LARGE = 2**24
-"""Extremes of all ranges are kept of a table of at most so many elements, counted for each power
-of two that is the length of a range."""
+MAX_SPARSE_TABLE = 2**24
+"""The most elements of a sparse table: the size of a table times its number of levels."""
 
 
 def looked_up(options: Any, aval: Any, table: Span, indices: Span) -> Span | None:
-    """Bounds of the entries of a table by bounds of the indices of its first axes, as `x[i, j]`
-    has them; None for another table or another way to index it."""
+    """The span of `table[i, j]` from the spans of the indices of its first axes.
+
+    None for a table that is not constant, and for other kinds of gather.
+    """
     numbers, sizes = options["dimension_numbers"], table.shape
     count = len(numbers.start_index_map)
     first, last = tuple(range(count)), tuple(range(aval.ndim - len(sizes) + count, aval.ndim))
@@ -98,7 +99,10 @@ def looked_up(options: Any, aval: Any, table: Span, indices: Span) -> Span | Non
 
 
 def index_of_each(indices: Span, count: int) -> list[Span]:
-    """The index of each axis: as they were before they were put side by side, if it is known."""
+    """The span of the index of each axis.
+
+    JAX concatenates indices before a gather. Where the concatenated spans are kept, they tell more.
+    """
     parts: Sequence[Span] = indices.parts
     if len(parts) != count:
         parts = [indices.each(lambda end, i=i: end[..., i : i + 1]) for i in range(count)]
@@ -106,18 +110,18 @@ def index_of_each(indices: Span, count: int) -> list[Span]:
 
 
 def between(table: Any, axes: Sequence[Span]) -> Span | None:
-    """The least and the largest entries of a table between two indices of one or two axes."""
+    """The span of a table's entries within spans of the indices of one or two axes."""
     if all(axis.known for axis in axes):
-        places = tuple(axis.lo for axis in axes)
-        return Span.point(namespace(table, *places).asarray(table)[places])
-    if table.size * max(table.shape).bit_length() > LARGE:
+        indices = tuple(axis.lo for axis in axes)
+        return Span.point(namespace(table, *indices).asarray(table)[indices])
+    if table.size * max(table.shape).bit_length() > MAX_SPARSE_TABLE:
         return None
     folds = smaller, larger
     if len(axes) == 1:
         return Span(*(extremes(table, axes[0].lo, axes[0].hi, fold) for fold in folds))
     if len(axes) > 2 or not all(set(axis.shape) <= {1} for axis in axes):
         return None
-    # Queries and keys each index an axis of their own: a rectangle for each pair of blocks.
+    # Queries index one axis and keys the other: each pair of blocks takes a rectangle of the table.
     rows, columns = (axis.lo.shape[:2] for axis in axes)
     if (rows[0] > 1 and rows[1] > 1) or (columns[0] > 1 and columns[1] > 1):
         return None
@@ -134,9 +138,10 @@ def between(table: Any, axes: Sequence[Span]) -> Span | None:
 
 
 def extremes(table: Any, first: Any, last: Any, fold: Callable[[Any, Any], Any]) -> Any:
-    """The extreme of the rows from `first` to `last`, for many such ranges.
+    """The minimum or maximum of the rows from `first` to `last`, for many such ranges.
 
-    Two ranges whose length is a power of two cover each (a sparse table).
+    Two ranges whose length is a power of two cover each range (a sparse table): rows 2 to 7 are
+    rows 2 to 5 and rows 4 to 7. `levels[k]` holds the extremes of all ranges of length 2**k.
     """
     xp = namespace(table, first, last)
     levels, length = [xp.asarray(table)], 1

@@ -1,7 +1,9 @@
-"""Predicates on spans: the program of a predicate, evaluated on bounds of what it is given.
+"""Predicates on spans: the jaxpr of a predicate, evaluated on bounds of its inputs.
 
-A predicate is traced for one pair of rows. Each operation of its program is then bounded by the
-rule of its primitive; of an operation without a rule anything may result.
+A predicate is traced for one pair of rows. The rule of each primitive bounds its result; a result
+without a rule may be any number of its dtype.
+
+    causal: key <= query    queries [4, 7], keys [0, 3]    le: some and every are True
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ from .three_valued import Maybe
 __all__ = ["Program"]
 
 Bound = Span | None
-"""Bounds of an array, or None where nothing is known of it."""
+"""Bounds of an array, or None if it has none (floats)."""
 
 
 class Program:
-    """The operations of a predicate on one pair of rows.
+    """The jaxpr of a predicate on one pair of rows.
 
-    Rows hold spans, or shapes and types where nothing else is known. Raises TypeError for a
-    function that gives no truth, or that holds a traced array.
+    Rows hold spans, or shapes and dtypes without bounds. Raises TypeError for a function whose
+    result is not one boolean, or that captures a traced array.
     """
 
     def __init__(self, predicate: Callable[[Any, Any], Any], query: Any, key: Any):
@@ -41,32 +43,38 @@ class Program:
             *(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self.given)
         )
         if any(isinstance(value, Tracer) for value in self.closed.consts):
-            raise TypeError("a predicate that holds a traced array is not known yet")
+            raise TypeError("the predicate captures a traced array, whose bounds are not known")
         (result,) = self.closed.out_avals
         if result.dtype != np.bool_ or result.shape not in ((), (1, 1)):
-            raise TypeError(f"a predicate gives one truth for a pair of rows, not {result}")
+            raise TypeError(f"a predicate gives one boolean for a pair of rows, not {result}")
 
     @property
     def length(self) -> int:
-        """How many operations there are."""
+        """The number of operations."""
         return sum(1 for _ in operations(self.closed.jaxpr))
 
     @property
     def understood(self) -> bool:
-        """Whether there is a rule for every operation, and bounds of everything that is given."""
+        """Whether every operation has a rule and every input has bounds."""
         facts = all(is_whole(leaf.dtype) for leaf in self.given)
         return facts and all(map(has_rule, operations(self.closed.jaxpr)))
 
     def is_tight(self, late: Sequence[bool]) -> bool:
-        """Whether bounds tell of a block all that its pairs do, where some leaves of the rows are
-        late: known only when it runs. A single truth of them does, if it is one of order: two may
-        hold in a block and for no pair, and what bounds share need not be in both blocks."""
+        """Whether bounds decide every block, where the leaves marked `late` are known at run time.
+
+        One comparison `a <= b` is decided by the bounds of a and b. Two comparisons may each hold
+        for some pair of a block, and both for none. For `a == b`, bounds that overlap need not
+        share a number.
+        """
         pairs = zip(self.given, late, strict=True)
         given = sum(is_late and leaf.dtype == np.bool_ for leaf, is_late in pairs)
         return given + truths(self.closed.jaxpr, late)[0] < 2
 
     def seen(self, computing: bool) -> Maybe:
-        """What the predicate says of its rows; whether JAX computes what no rule is for."""
+        """The predicate on the bounds of its rows.
+
+        With `computing`, JAX computes operations without a rule if their inputs are known.
+        """
         given = [leaf if isinstance(leaf, Span) else anything(leaf) for leaf in self.given]
         with np.errstate(all="ignore"):  # integers wrap around, as those of JAX do
             (result,) = run(self.closed.jaxpr, self.closed.consts, given, computing)
@@ -76,7 +84,7 @@ class Program:
 
 
 def operations(jaxpr: Any) -> Iterator[Any]:
-    """The operations of a program, and of the programs that it calls."""
+    """The operations of a jaxpr, those of the jaxprs it calls included."""
     for operation in jaxpr.eqns:
         division = operation.params.get("name") in DIVISIONS
         inner = None if division else called(operation)
@@ -84,8 +92,10 @@ def operations(jaxpr: Any) -> Iterator[Any]:
 
 
 def truths(jaxpr: Any, late: Sequence[bool]) -> tuple[int, list[bool]]:
-    """How many truths a program makes of what is late, counting double those that are not of order,
-    and which of its results are late."""
+    """The number of booleans that a jaxpr makes of late inputs, and which of its results are late.
+
+    Booleans from other operations than `<`, `<=`, `>` and `>=` count twice: see `is_tight`.
+    """
     found = {x for x, is_late in zip(jaxpr.invars, late, strict=True) if is_late}
     count, is_late = 0, lambda x: not isinstance(x, Literal) and x in found
     for operation in jaxpr.eqns:
@@ -104,7 +114,7 @@ def truths(jaxpr: Any, late: Sequence[bool]) -> tuple[int, list[bool]]:
 
 
 def has_rule(operation: Any) -> bool:
-    """Whether bounds of a result follow from bounds of what an operation is given."""
+    """Whether a rule bounds the result of an operation."""
     name = operation.primitive.name
     integers = all(is_whole(x.aval.dtype) for x in operation.invars)
     rules = {*ORDERED, *SHAPES, "gather", *(INTEGERS if integers else ())}
@@ -112,7 +122,7 @@ def has_rule(operation: Any) -> bool:
 
 
 def called(operation: Any) -> Any:
-    """The program that an operation stands for; None for one that is more than that."""
+    """The jaxpr that an operation calls, as jit and remat do; None for other operations."""
     if operation.primitive.name not in CALLS:
         return None
     names = ("jaxpr", "call_jaxpr")
@@ -127,7 +137,7 @@ CALLS = {
 
 
 def run(jaxpr: Any, consts: Sequence[Any], given: Sequence[Bound], computing: bool) -> list[Bound]:
-    """Bounds of the results of a program."""
+    """Bounds of the results of a jaxpr."""
     spans: dict[Any, Bound] = dict(zip(jaxpr.constvars, map(constant, consts), strict=True))
     spans |= dict(zip(jaxpr.invars, given, strict=True))
 
@@ -144,7 +154,7 @@ def run(jaxpr: Any, consts: Sequence[Any], given: Sequence[Bound], computing: bo
 
 
 def constant(value: Any) -> Bound:
-    """An array that a program holds."""
+    """The span of a constant of a jaxpr."""
     if jnp.issubdtype(value.dtype, jax.dtypes.extended):
         return None
     return Span.point(np.asarray(value)[None, None])
@@ -172,7 +182,7 @@ def bounded(operation: Any, given: list[Bound], computing: bool) -> list[Bound]:
 
 
 def ruled(name: str, options: Any, aval: Any, spans: Sequence[Span]) -> Bound:
-    """Bounds of one result by the rule of a primitive; None where there is none."""
+    """Bounds of one result by the rule of a primitive; None without a rule."""
     bases = [span.base for span in spans]
     base = OF_DISTANCES.get(name, lambda *bases: None)(*bases) if any(bases) else 0
     if base is None:
@@ -200,13 +210,13 @@ OPTIONS = {"integer_pow": ("y",), "convert_element_type": ("new_dtype",)}
 
 
 def aligned(spans: Sequence[Span], aval: Any) -> list[Span]:
-    """Spans of one rank: a single number meets each element of an array."""
+    """Spans of one rank, so that scalars broadcast against arrays."""
     lay = lambda end: end.reshape(end.shape + (1,) * (aval.ndim + 2 - end.ndim))  # noqa: E731
     return [span if span.lo.ndim == aval.ndim + 2 else span.each(lay) for span in spans]
 
 
 def computed(operation: Any, spans: Sequence[Span]) -> list[Bound]:
-    """The results on arrays that are known, block by block as JAX has them."""
+    """The results on known arrays: the primitive itself, mapped over the blocks."""
     arrays = [span.lo for span in spans]
     sides = np.broadcast_shapes((1, 1), *(x.shape[:2] for x in arrays))
 
@@ -225,7 +235,7 @@ def computed(operation: Any, spans: Sequence[Span]) -> list[Bound]:
         return [Span.point(np.asarray(value)) for value in each(*arrays)]
 
 
-# Distances: positions that count from a number which is not known
+# Distances: positions relative to an unknown number (`Span.base`)
 
 
 def one(*bases: int) -> int | None:
@@ -240,11 +250,13 @@ OF_DISTANCES: dict[str, Callable[..., int | None]] = {
         ("eq", "ne", "lt", "le", "gt", "ge"), lambda *bases: None if one(*bases) is None else 0
     ),
 }  # fmt: skip
-"""How many times the number is part of a result, by how many times it is part of what is given;
-None where a result depends on it otherwise."""
+"""The factor of the unknown number in a result, from its factors in the inputs.
+
+`(position + 2) - position` has the factor 1 - 1 = 0: the distance is known. None for a result that
+depends on the number in another way."""
 
 
-# Divisions that round down, which JAX composes of other operations
+# Divisions that round down: JAX has no primitive for them, but a jitted function
 
 DIVISIONS = {
     "floor_divide": (jnp.floor_divide, floor_divide),
@@ -253,7 +265,7 @@ DIVISIONS = {
 
 
 def divided(operation: Any, inner: Any, given: Sequence[Bound]) -> Bound:
-    """Bounds of x // y or x % y for integers; None for what is neither."""
+    """Bounds of x // y or x % y for integers; None for other calls."""
     name = operation.params.get("name")
     if name not in DIVISIONS or any(span is None or span.base for span in given):
         return None
@@ -270,7 +282,7 @@ def divided(operation: Any, inner: Any, given: Sequence[Bound]) -> Bound:
 
 @functools.lru_cache(64)
 def division(name: str, kinds: tuple[Any, ...]) -> str:
-    """The program of a division on arrays of some kinds, in text."""
+    """The text of the jaxpr of a division, by which a call is recognized, not by its name alone."""
     given = [jax.ShapeDtypeStruct(shape, kind, weak_type=weak) for shape, kind, weak in kinds]
     (operation,) = jax.make_jaxpr(DIVISIONS[name][0])(*given).eqns
     return str(called(operation))

@@ -1,4 +1,7 @@
-"""Intervals: bounds of arrays in blocks, with NumPy where they are known and JAX where not."""
+"""Spans: the bounds of an array in every block of pairs.
+
+Bounds known at trace time are NumPy arrays, others are JAX arrays.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,12 @@ __all__ = [
 class Span:
     """Bounds of an array in each of n × m blocks of pairs: all its elements lie in [lo, hi].
 
-    `lo` and `hi` have shape (n, m, *shape), or 1 in place of n or m; they are one object where the
-    array is known. An unknown number counts `base` times in both. `parts` are the spans that were
-    put side by side to make this one.
+    `lo` and `hi` have shape (n, m, *shape), or 1 in place of n or m. They are the same object if
+    the array itself is known.
+
+    With a `base` other than 0, the array is `base` times one unknown number, plus what the bounds
+    say: positions of which only the distances are known. `parts` are the spans whose concatenation
+    this span is.
     """
 
     lo: Any
@@ -32,11 +38,12 @@ class Span:
 
     @classmethod
     def point(cls, value: Any, base: int = 0) -> Span:
-        """An array that is known, but for its base."""
+        """The span of a known array, up to `base` times the unknown number."""
         return cls(value, value, base)
 
     @property
     def known(self) -> bool:
+        """Whether the array itself is known, not only its bounds."""
         return self.lo is self.hi and not self.base
 
     @property
@@ -45,16 +52,16 @@ class Span:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the array."""
+        """The shape of the array in one block."""
         return self.lo.shape[2:]
 
     def each(self, function: Callable[[Any], Any]) -> Span:
-        """A function that keeps the order of numbers, of both bounds."""
+        """The span of a monotone function of the array."""
         low = function(self.lo)
         return Span(low, low if self.lo is self.hi else function(self.hi), self.base)
 
     def where(self, safe: Any) -> Span:
-        """The span where that is safe, and elsewhere all numbers of its type."""
+        """The span where `safe` holds, and all numbers of its dtype elsewhere."""
         if is_true(safe):
             return self
         choose, (least, most) = namespace(self.lo, self.hi, safe).where, ends(self.dtype)
@@ -62,16 +69,17 @@ class Span:
 
 
 def namespace(*values: Any) -> Any:
+    """jax.numpy if any value is a JAX array, else numpy."""
     return jnp if any(isinstance(value, jax.Array) for value in values) else np
 
 
 def is_true(truths: Any) -> bool:
-    """Whether truths are known now, and all hold."""
+    """Whether all of some booleans are known at trace time to be True."""
     return not isinstance(truths, jax.Array) and bool(np.all(truths))
 
 
 def is_whole(dtype: Any) -> bool:
-    """Whether a type is that of integers or truths."""
+    """Whether a dtype is an integer or boolean dtype."""
     return dtype == np.bool_ or jnp.issubdtype(dtype, jnp.integer)
 
 
@@ -80,14 +88,14 @@ def is_signed(dtype: Any) -> bool:
 
 
 def ends(dtype: Any) -> tuple[Any, Any]:
-    """The least and the largest number of a type of integers or truths."""
+    """The least and the largest number of an integer or boolean dtype."""
     if dtype == np.bool_:
         return np.False_, np.True_
     return dtype.type(np.iinfo(dtype).min), dtype.type(np.iinfo(dtype).max)
 
 
 def anything(aval: Any) -> Span | None:
-    """What type and shape tell of an array; of floats, which may be no numbers, nothing."""
+    """The span of all numbers of a dtype; None for floats, since NaN has no order."""
     if not is_whole(aval.dtype):
         return None
     low, high = (np.full((1, 1, *aval.shape), end) for end in ends(np.dtype(aval.dtype)))

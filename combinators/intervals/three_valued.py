@@ -1,4 +1,10 @@
-"""Truths that are not known of every pair: may it hold, and does it certainly (Kleene 1938)."""
+"""Three-valued logic (Kleene 1938): a predicate holds for all pairs of a block, for none, or maybe.
+
+some   every
+False  False    no pair
+True   False    unknown
+True   True     every pair
+"""
 
 from __future__ import annotations
 
@@ -12,7 +18,7 @@ __all__ = ["ANYTHING", "Maybe", "truth"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Maybe:
-    """What is known of some pairs together: whether it may hold for any, and does for every one."""
+    """A predicate on many pairs: `some` if it may hold for one, `every` if it holds for all."""
 
     some: Any
     every: Any
@@ -28,9 +34,9 @@ class Maybe:
 
 
 def truth(value: Any) -> Any:
-    """A truth value that `~` negates, which it does not do to Python's own."""
+    """The value as a boolean that `~` negates: `~True` of Python's own is -2."""
     return np.bool_(value) if isinstance(value, bool) else value
 
 
 ANYTHING = Maybe(np.True_, np.False_)
-"""Nothing is known."""
+"""The predicate may hold, or may not."""

@@ -25,7 +25,7 @@ from ..streaming import linear_attention
 from ..streaming.linear_attention import feature_map
 from ..streaming.partial import Partial, merge
 from ..streaming.recognize import Streamed, streamed_form
-from ..streaming.tiled import Reading, finished, masks, planned
+from ..streaming.tiled import BranchRun, finished, masks, planned
 from .cache import all_hold
 
 __all__ = ["LinearCache", "answer", "continues", "empty_state", "linear_stream", "updated"]
@@ -69,11 +69,11 @@ def answer(stream: Any, run: Any, cache: LinearCache, x: Entries, context: Conte
     """What the queries of a chunk gather, (T, e), from the keys before the chunk and its own."""
     query = feature_map(stream.features, context)(x.query)
     denominator, numerator = linear_attention.ask(query, cache["denominator"], cache["numerator"])
-    reading = Reading(stream, 0)
+    branch = BranchRun(stream, 0)
     if len(query) > BLOCK:
-        own = reading.tiled(run, x, context, planned(reading.steps, x, context, (BLOCK, BLOCK)))
+        own = branch.tiled(run, x, context, planned(branch.steps, x, context, (BLOCK, BLOCK)))
     else:
-        own = reading.whole(run, x, x.marks.query, context)
+        own = branch.whole(run, x, x.marks.query, context)
     # Weights are the scores themselves here, so both parts are relative to a row maximum of 0.
     earlier = Partial(jnp.zeros_like(denominator), denominator, numerator)
     return finished(stream, merge(stream.how, own, earlier), counts_as(x.value))

@@ -1,4 +1,7 @@
-"""Marks of a table in blocks: bounds of the rows of each block, and of single rows of it."""
+"""Bounds of row metadata: the least and largest number in each block of queries and keys.
+
+Positions of 10 queries in blocks of 4 have the bounds lo = [0, 4, 8] and hi = [3, 7, 9].
+"""
 
 from __future__ import annotations
 
@@ -18,44 +21,51 @@ from ..intervals.span import Span, is_whole, larger, smaller
 from ..logic import Predicate
 
 __all__ = [
-    "at", "at_each", "blocks_of", "bounds", "is_traced", "laid", "samples", "some", "with_facts",
+    "along_sides", "at", "at_each", "blocks_of", "bounds", "is_traced", "samples", "some",
+    "with_facts",
 ]  # fmt: skip
 
-WIDE = 256
-"""The most numbers in one row of a fact that are bounded."""
+MAX_FACT_SIZE = 256
+"""Numbers per row of a fact beyond which the fact is not bounded."""
 
 
 def with_facts(marks: Marks, seen: Predicate, context: Mapping[str, Any]) -> Marks:
-    """Marks with what a predicate asks of the context, where it has the shape of facts."""
+    """Marks with the facts that a predicate reads from the context.
+
+    A fact has one entry per row, or is one number or a table (T, S). Other shapes are left out:
+    the mask itself raises for them.
+    """
     table = marks.query.length, marks.key.length
 
     def facts(rows: Rows, names: Iterable[str]) -> Rows:
-        found = {}
+        known = {}
         for name in names:
             value = rows.facts.get(name, context.get(name))
             if not isinstance(value, jax.Array):
                 value = np.asarray(value, jnp.result_type(value))
             if jnp.issubdtype(value.dtype, jax.dtypes.extended):
                 continue
-            whole = table if name in seen.tables else (rows.length,)
-            if len(whole) == 1 and not value.ndim:
-                whole = ()
-            shape = value.shape[: len(whole)]
-            if len(shape) == len(whole) and fits(shape, whole):
-                found[name] = jax.lax.stop_gradient(value) if is_traced(value) else value
-        return dataclasses.replace(rows, facts=found)
+            expected = table if name in seen.tables else (rows.length,)
+            if len(expected) == 1 and not value.ndim:
+                expected = ()
+            shape = value.shape[: len(expected)]
+            if len(shape) == len(expected) and fits(shape, expected):
+                known[name] = jax.lax.stop_gradient(value) if is_traced(value) else value
+        return dataclasses.replace(rows, facts=known)
 
     return Marks(facts(marks.query, seen.rows[0]), facts(marks.key, seen.rows[1]))
 
 
 def is_traced(value: Any) -> bool:
-    """Whether the numbers of an array are not known, or not here."""
+    """Whether the numbers of an array cannot be read now, in this process."""
     return isinstance(value, Tracer) or not getattr(value, "is_fully_addressable", True)
 
 
-def laid(marks: Marks, tables: tuple[str, ...]) -> tuple[Rows, Rows]:
-    """The arrays of marks along two axes of pairs, as (T or 1, S or 1, *shape): those that are
-    known as NumPy has them."""
+def along_sides(marks: Marks, tables: tuple[str, ...]) -> tuple[Rows, Rows]:
+    """The arrays of marks with an axis for each side: (T, 1, *shape), (1, S, *shape) or (T, S).
+
+    Arrays known at trace time are NumPy's.
+    """
 
     def lay(value: Any, axis: int, table: bool = False) -> Any:
         if isinstance(value, Range):
@@ -77,12 +87,12 @@ def laid(marks: Marks, tables: tuple[str, ...]) -> tuple[Rows, Rows]:
 
 
 def is_bounded(value: Any) -> bool:
-    """Whether the numbers of an array are bounded: of integers and truths, and not of many."""
-    return is_whole(value.dtype) and math.prod(value.shape[2:]) <= WIDE
+    """Whether bounds are taken of an array: integers or booleans, and few per row."""
+    return is_whole(value.dtype) and math.prod(value.shape[2:]) <= MAX_FACT_SIZE
 
 
 def bounds(whole: Any, block: tuple[int, int]) -> Any:
-    """The least and the largest numbers of each block, as spans."""
+    """The least and the largest number of each block, as spans of shape (n, m, *shape)."""
 
     def bound(value: Any) -> Any:
         if not is_bounded(value):
@@ -90,14 +100,14 @@ def bounds(whole: Any, block: tuple[int, int]) -> Any:
         low = high = value
         for axis, size in enumerate(block):
             if value.shape[axis] > 1:
-                low, high = folded(low, size, axis, smaller), folded(high, size, axis, larger)
+                low, high = by_block(low, size, axis, smaller), by_block(high, size, axis, larger)
         return Span(low, high)
 
     return jax.tree.map(bound, whole)
 
 
-def folded(value: Any, size: int, axis: int, fold: Any) -> Any:
-    """Every block of an axis folded to one number."""
+def by_block(value: Any, size: int, axis: int, fold: Any) -> Any:
+    """The fold of every block of an axis: (…, n, …) to (…, ⌈n / size⌉, …)."""
     if isinstance(value, np.ndarray):
         ufunc = np.minimum if fold is smaller else np.maximum
         return ufunc.reduceat(value, np.arange(0, value.shape[axis], size), axis)
@@ -108,7 +118,7 @@ def folded(value: Any, size: int, axis: int, fold: Any) -> Any:
 
 
 def some(ends: Any, step: slice) -> Any:
-    """Spans of some rows of blocks."""
+    """The spans of the rows of blocks in a slice."""
 
     def cut(span: Any) -> Any:
         if not isinstance(span, Span) or len(span.lo) == 1:
@@ -119,30 +129,33 @@ def some(ends: Any, step: slice) -> Any:
 
 
 def at(whole: Any, rows: Any, columns: Any) -> Any:
-    """The marks of single pairs."""
+    """The marks of single pairs, as spans of one number each."""
 
     def take(value: Any) -> Any:
         if not is_bounded(value):
             return jax.ShapeDtypeStruct(value.shape[2:], value.dtype)
-        places = tuple(
-            place if n > 1 else np.int32(0)
-            for n, place in zip(value.shape, (rows, columns), strict=False)
+        row, column = (
+            index if n > 1 else np.int32(0)
+            for n, index in zip(value.shape, (rows, columns), strict=False)
         )
-        return Span.point(value[places] if np.ndim(places[0]) or np.ndim(places[1]) else value)
+        return Span.point(value[row, column] if np.ndim(row) or np.ndim(column) else value)
 
     return jax.tree.map(take, whole)
 
 
 def at_each(whole: Any, rows: np.ndarray, columns: np.ndarray) -> Any:
-    """The marks of pairs of rows (n, a) and columns (n, b) for each of n blocks: (n a, b)."""
+    """The marks of a × b pairs in each of n blocks, (n a, b), from rows (n, a), columns (n, b)."""
     return at(whole, rows.reshape(-1, 1), columns.repeat(rows.shape[1], 0))
 
 
 def samples(length: int, size: int, blocks: np.ndarray, which: np.ndarray) -> np.ndarray:
-    """The numbers of rows in some blocks: the last row in place of those that are missing there."""
+    """The rows `which` of some blocks, (blocks, which).
+
+    The last block may lack some: the last row stands in for them.
+    """
     return np.minimum(blocks[:, None] * size + which, length - 1).astype(np.int32)
 
 
 def blocks_of(marks: Marks, block: tuple[int, int]) -> tuple[int, int]:
-    """How many blocks there are of queries and of keys."""
+    """The number of blocks of queries, and of keys."""
     return -(-marks.query.length // block[0]), -(-marks.key.length // block[1])

@@ -1,4 +1,8 @@
-"""Blocks of which bounds do not tell enough: what single pairs show of them, and all pairs."""
+"""Blocks that bounds leave undecided: the mask decides them pair by pair.
+
+Bounds of `q % 3 == k % 3` say that a block of 4 × 4 may hold visible pairs, and hidden ones. Two
+pairs are enough to know that it holds both: SOME. A block that is ALL or NONE takes all its pairs.
+"""
 
 from __future__ import annotations
 
@@ -20,116 +24,129 @@ from .grid import ALL, NONE, SOME
 
 __all__ = ["corners_differ", "decided", "settled", "tile_of"]
 
-PAIRS = 2**28
-"""The most pairs that are looked at while a plan is made: it takes about a second."""
-FEW, PIECE = 2**22, 2**19
-"""The most of them that are looked at without a program that is compiled for them, and at once."""
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Numbers of pairs that are evaluated at trace time.
+
+    `compiled`: at most this many, by a compiled program; they take about a second.
+    `eager`: at most this many without compiling one.
+    `at_once`: the size of a chunk of eager pairs.
+    """
+
+    compiled: int
+    eager: int
+    at_once: int
+
+
+LIMITS = Limits(compiled=2**28, eager=2**22, at_once=2**19)
 
 
 def corners_differ(seen: Predicate, whole: Any, block: tuple[int, int], marks: Marks) -> Any:
-    """Which blocks have both, a corner that is seen and one that is not."""
-    lengths, numbers = (
-        (marks.query.length, marks.key.length),
-        map(np.arange, blocks_of(marks, block)),
-    )
+    """Whether a block has a visible corner and a hidden corner, for every block."""
+    lengths = marks.query.length, marks.key.length
+    numbers = map(np.arange, blocks_of(marks, block))
     ends = (np.array([0, size - 1]) for size in block)
     rows, columns = map(samples, lengths, block, numbers, ends)
-    found = seen.ask(*at(whole, rows.reshape(-1, 1), columns.reshape(1, -1)), computing=False)
-    lay = partial(namespace(found.some, found.every).broadcast_to, shape=(rows.size, columns.size))
+    known = seen.ask(*at(whole, rows.reshape(-1, 1), columns.reshape(1, -1)), computing=False)
+    xp, pairs = namespace(known.some, known.every), (rows.size, columns.size)
     corners = len(rows), 2, len(columns), 2
-    shown, hidden = (lay(x).reshape(corners).any((1, 3)) for x in (found.every, ~found.some))
-    return shown & hidden
+    visible, hidden = (
+        xp.broadcast_to(x, pairs).reshape(corners).any((1, 3)) for x in (known.every, ~known.some)
+    )
+    return visible & hidden
 
 
-# While a plan is made
+# At trace time
 
 
 def decided(
     seen: Predicate, whole: Any, block: tuple[int, int], marks: Marks, parts: Any, sound: bool
 ) -> np.ndarray:
-    """Look into the blocks with SOME, change those that are seen whole or not at all, and tell
-    which are undecided still.
+    """Decide blocks with SOME by their pairs: write `parts`, return which stay undecided.
 
-    First some pairs are looked at, which mostly show that a block holds both; then all of them, by
-    a compiled program where they are many.
+    A growing choice of pairs is evaluated first. Mostly a few pairs show that a block holds both
+    visible and hidden ones. A compiled program then takes all pairs of the blocks that are left.
     """
-    left = parts == SOME
-    tiles = np.argwhere(left)
-    shown, hidden = (np.zeros(len(tiles), bool) for _ in range(2))
+    undecided = parts == SOME
+    blocks = np.argwhere(undecided)
+    visible, hidden = (np.zeros(len(blocks), bool) for _ in range(2))
     for chosen in patterns(block):
         size = len(chosen[0]), len(chosen[1])
-        if not len(tiles) or len(tiles) * math.prod(size) > FEW:
+        if not len(blocks) or len(blocks) * math.prod(size) > LIMITS.eager:
             break
-        more, none, clear = looked_at(seen, whole, block, marks, tiles, chosen)
-        if not (more.any() or none.any()):
-            break  # single pairs tell no more than blocks
-        shown, hidden = shown | more, hidden | none
-        done = clear if size == block else shown & hidden
-        parts[tuple(tiles[done].T)] = np.where(shown, np.where(hidden, SOME, ALL), NONE)[done]
-        left[tuple(tiles[done].T)] = False
-        tiles, shown, hidden = tiles[~done], shown[~done], hidden[~done]
-    if len(tiles) and len(tiles) * math.prod(block) <= PAIRS and sound:
-        # Their number is rounded up to a power of two, so that few programs are compiled.
-        count = 1 << (len(tiles) - 1).bit_length()
+        more_visible, more_hidden, known = evaluated(seen, whole, block, marks, blocks, chosen)
+        if not (more_visible.any() or more_hidden.any()):
+            break  # single pairs stay unknown, as the block did
+        visible, hidden = visible | more_visible, hidden | more_hidden
+        done = known if size == block else visible & hidden
+        parts[tuple(blocks[done].T)] = np.where(visible, np.where(hidden, SOME, ALL), NONE)[done]
+        undecided[tuple(blocks[done].T)] = False
+        blocks, visible, hidden = blocks[~done], visible[~done], hidden[~done]
+    if len(blocks) and len(blocks) * math.prod(block) <= LIMITS.compiled and sound:
+        # Rounding the number of blocks up to a power of two keeps the number of programs small.
+        count = 1 << (len(blocks) - 1).bit_length()
         with jax.ensure_compile_time_eval():
-            found = parts_at(mask(seen), block, marks, np.resize(tiles, (count, 2)))
-        parts[tuple(tiles.T)] = np.asarray(found)[: len(tiles)]
-        left[:] = False
-    return left
+            found = parts_at(mask(seen), block, marks, np.resize(blocks, (count, 2)))
+        parts[tuple(blocks.T)] = np.asarray(found)[: len(blocks)]
+        undecided[:] = False
+    return undecided
 
 
-def looked_at(
-    seen: Predicate, whole: Any, block: tuple[int, int], marks: Marks, tiles: Any, chosen: Any
+def evaluated(
+    seen: Predicate, whole: Any, block: tuple[int, int], marks: Marks, blocks: Any, chosen: Any
 ) -> tuple[np.ndarray, ...]:
-    """Of each of some blocks: whether some chosen pair is seen, whether some is not, and whether
-    that is known of every one."""
+    """For each block three booleans about the chosen pairs.
+
+    Some pair is visible; some pair is hidden; every pair is known to be one or the other.
+    """
     size = len(chosen[0]), len(chosen[1])
     lengths = marks.query.length, marks.key.length
-    step, found = max(1, PIECE // math.prod(size)), []
-    for start in range(0, len(tiles), step):
-        piece = tiles[start : start + step]
-        rows, columns = map(samples, lengths, block, piece.T, chosen)
-        told = seen.ask(*at_each(whole, rows, columns), computing=False)
-        lay = partial(np.broadcast_to, shape=(len(piece) * size[0], size[1]))
-        every, none = (lay(x).reshape(len(piece), -1) for x in (told.every, ~told.some))
-        found.append((every.any(1), none.any(1), (every | none).all(1)))
-    return tuple(map(np.concatenate, zip(*found, strict=True)))
+    step, results = max(1, LIMITS.at_once // math.prod(size)), []
+    for start in range(0, len(blocks), step):
+        chunk = blocks[start : start + step]
+        rows, columns = map(samples, lengths, block, chunk.T, chosen)
+        known = seen.ask(*at_each(whole, rows, columns), computing=False)
+        spread = partial(np.broadcast_to, shape=(len(chunk) * size[0], size[1]))
+        visible, hidden = (spread(x).reshape(len(chunk), -1) for x in (known.every, ~known.some))
+        results.append((visible.any(1), hidden.any(1), (visible | hidden).all(1)))
+    return tuple(map(np.concatenate, zip(*results, strict=True)))
 
 
 def patterns(block: tuple[int, int]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Which rows and columns of a block have their pairs looked at, in turn: a few, lines, all."""
+    """Growing choices of rows and columns of a block: 4 × 4 pairs, the four edges, all pairs."""
     few = [np.array([0, min(1, size - 1), size // 2, size - 1]) for size in block]
     ends = [np.array([0, size - 1]) for size in block]
     every = [np.arange(size) for size in block]
     return [(few[0], few[1]), (ends[0], every[1]), (every[0], ends[1]), (every[0], every[1])]
 
 
-# All pairs of a block
+# At run time: all pairs of a block
 
 
 @partial(jax.jit, static_argnames=("stage", "block"))
-def settled(stage: mask, block: tuple[int, int], marks: Marks, parts: Any, left: Any) -> Any:
-    """The parts of all blocks, where those that are left are settled one by one when it runs."""
-    columns, order = parts.shape[1], jnp.argsort(~jnp.ravel(left), stable=True)
+def settled(stage: mask, block: tuple[int, int], marks: Marks, parts: Any, undecided: Any) -> Any:
+    """The parts of all blocks, after a loop at run time over those that are undecided."""
+    columns, order = parts.shape[1], jnp.argsort(~jnp.ravel(undecided), stable=True)
 
     def settle(number: Any, parts: Any) -> Any:
-        tile = jax.lax.div(order[number], columns), jax.lax.rem(order[number], columns)
-        part = part_of(stage, block, marks, tile)
-        return jax.lax.dynamic_update_slice(parts, part[None, None], tile)
+        index = jax.lax.div(order[number], columns), jax.lax.rem(order[number], columns)
+        part = part_of(stage, block, marks, index)
+        return jax.lax.dynamic_update_slice(parts, part[None, None], index)
 
-    return jax.lax.fori_loop(0, jnp.count_nonzero(left), settle, jnp.asarray(parts))
+    return jax.lax.fori_loop(0, jnp.count_nonzero(undecided), settle, jnp.asarray(parts))
 
 
 @partial(jax.jit, static_argnames=("stage", "block"))
-def parts_at(stage: mask, block: tuple[int, int], marks: Marks, tiles: Any) -> Any:
-    """The parts of some blocks, by their row and their column: (n, 2) -> (n,)."""
-    return jax.lax.map(partial(part_of, stage, block, marks), tiles)
+def parts_at(stage: mask, block: tuple[int, int], marks: Marks, indices: Any) -> Any:
+    """The parts of n blocks, (n,), from their rows and columns, (n, 2)."""
+    return jax.lax.map(partial(part_of, stage, block, marks), indices)
 
 
-def part_of(stage: mask, block: tuple[int, int], marks: Marks, tile: Any) -> Any:
-    """NONE, SOME or ALL for one block, as the mask says of its pairs."""
+def part_of(stage: mask, block: tuple[int, int], marks: Marks, index: Any) -> Any:
+    """NONE, SOME or ALL for one block, from the mask of all its pairs."""
     (query, rows), (key, columns) = (
-        cut(side, tile[axis], block[axis]) for axis, side in enumerate((marks.query, marks.key))
+        cut(side, index[axis], block[axis]) for axis, side in enumerate((marks.query, marks.key))
     )
     shape = query.length, key.length
     seen, pairs = jnp.broadcast_to(stage.visible(Marks(query, key).spread()), shape), None
@@ -137,14 +154,17 @@ def part_of(stage: mask, block: tuple[int, int], marks: Marks, tile: Any) -> Any
         own = (True if rows is None else rows[:, None]) & (True if columns is None else columns)
         own = jnp.broadcast_to(own, shape)
         seen, pairs = seen & own, jnp.count_nonzero(own)
-    found = jnp.count_nonzero(seen)
-    whole = found == (math.prod(shape) if pairs is None else pairs)
-    return jnp.where(whole, ALL, jnp.where(found > 0, SOME, NONE)).astype(jnp.int8)
+    visible = jnp.count_nonzero(seen)
+    full = visible == (math.prod(shape) if pairs is None else pairs)
+    return jnp.where(full, ALL, jnp.where(visible > 0, SOME, NONE)).astype(jnp.int8)
 
 
 def cut(rows: Rows, number: Any, size: int) -> tuple[Rows, Any]:
-    """The rows of a block; the last begins earlier where the rows do not fill it, and then it is
-    told which of its rows are its own."""
+    """The rows of a block, and which of them are its own (None for all).
+
+    All blocks have `size` rows. An incomplete last block starts earlier, so it shares its first
+    rows with the block before: 10 rows in blocks of 4 are 0-3, 4-7 and 6-9, where 8 and 9 are own.
+    """
     size, own = min(size, rows.length), None
     first = start = number * size
     if rows.length % size:
@@ -152,13 +172,13 @@ def cut(rows: Rows, number: Any, size: int) -> tuple[Rows, Any]:
         own = start + np.arange(size, dtype=np.int32) >= first
 
     def one(leaf: Any) -> Any:
-        whole = leaf.shape[:1] != (rows.length,)
-        return leaf if whole else jax.lax.dynamic_slice_in_dim(leaf, start, size)
+        uncut = leaf.shape[:1] != (rows.length,)
+        return leaf if uncut else jax.lax.dynamic_slice_in_dim(leaf, start, size)
 
     return tile_of(jax.tree.map(one, rows), start, size), own
 
 
 def tile_of(rows: Rows, start: Any, length: int) -> Rows:
-    """Some of the rows, where those known without an array begin at `start`."""
+    """The rows of a tile: a Range becomes a Slice from `start` on, arrays are cut already."""
     move = lambda x: Slice(x.start + start, length) if isinstance(x, Range) else x  # noqa: E731
     return dataclasses.replace(rows, position=move(rows.position), index=move(rows.index))

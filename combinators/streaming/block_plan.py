@@ -1,8 +1,14 @@
-"""Plans: which blocks of a table take part, and which do so whole, found without the table.
+"""Plans: NONE, SOME or ALL for every block of a mask, found without the (T, S) mask.
 
-A predicate is one function. Run on arrays it gives a mask; run on bounds of the marks of a block
-it tells which blocks no query sees anything of, and which are seen whole. A block of which bounds
-do not tell is settled pair by pair, by the mask itself.
+A predicate is one function. On arrays it gives a mask; on bounds of positions and other row
+metadata it decides whole blocks. In blocks of 4, causal attention asks `key <= query`:
+
+    queries 4-7, keys 0-3    every key is at most 3, every query at least 4      ALL
+    queries 0-3, keys 4-7    every key is at least 4, every query at most 3      NONE
+    queries 4-7, keys 4-7    bounds overlap: may hold, may not                   SOME
+
+Bounds can be too wide to decide. The mask then decides SOME blocks pair by pair (`block_pairs`): at
+trace time if positions and facts are known, otherwise at run time if that costs little.
 """
 
 from __future__ import annotations
@@ -23,20 +29,20 @@ from ..intervals.span import namespace
 from ..intervals.three_valued import Maybe
 from ..logic import Predicate
 from ..mask import mask
-from .block_bounds import blocks_of, bounds, is_traced, laid, some, with_facts
+from .block_bounds import along_sides, blocks_of, bounds, is_traced, some, with_facts
 from .block_pairs import corners_differ, decided, settled
 from .grid import ALL, NONE, SOME
 
 __all__ = ["Plan", "plan", "survey"]
 
-BLOCKS = 2**18
-"""The most blocks that are bounded at once."""
+BLOCKS_AT_ONCE = 2**18
+"""The most blocks whose bounds are held in memory at a time."""
 
 
 class Plan(NamedTuple):
-    """NONE, SOME or ALL for every block: known now (NumPy), or only when it runs (JAX).
+    """NONE, SOME or ALL for every block: a NumPy array if known at trace time, else a JAX array.
 
-    `undecided` tells that some blocks with SOME may hold nothing, or all.
+    `undecided` is True if blocks with SOME may turn out to be NONE or ALL.
     """
 
     parts: Any
@@ -46,7 +52,7 @@ class Plan(NamedTuple):
 def plan(
     masks: Iterable[mask], marks: Marks, context: Mapping[str, Any], block: tuple[int, int]
 ) -> Any:
-    """NONE, SOME or ALL for every block: known now (NumPy), or only when it runs (JAX)."""
+    """The parts of `survey`: NONE, SOME or ALL for every block."""
     return survey(masks, marks, context, block).parts
 
 
@@ -57,32 +63,36 @@ def survey(
     block: tuple[int, int],
     affordable: float = math.inf,
 ) -> Plan:
-    """The plan of a table: exact where its masks have at most `affordable` operations for a pair,
-    or where few enough pairs have to be looked at."""
+    """The plan of the table of all queries and keys under some masks.
+
+    Blocks that bounds leave undecided are decided pair by pair at trace time, if that takes few
+    enough pairs, or at run time, if the masks take at most `affordable` operations per pair.
+    """
     predicates = [stage.predicate for stage in masks]
     counts = blocks_of(marks, block)
     if not predicates or 0 in counts:
         return Plan(np.full(counts, ALL, np.int8))
     seen = functools.reduce(operator.and_, predicates)
     marks = with_facts(marks, seen, context)
-    whole, numbered = laid(marks, seen.tables), ranges(marks)
+    whole, numbered = along_sides(marks, seen.tables), ranges(marks)
     program = program_of(seen, whole)
     if any(map(is_traced, jax.tree.leaves(whole))):
         parts = parts_of(seen.ask(*bounds(whole, block)), counts)
-        left = parts == SOME
+        left = parts == SOME  # the undecided blocks
         if program is None or program.is_tight([*map(is_traced, jax.tree.leaves(whole))]):
             return Plan(parts, program is None)
-        if parts.size <= BLOCKS:
+        if parts.size <= BLOCKS_AT_ONCE:
             left = left & ~corners_differ(seen, whole, block, marks)
     elif numbered and program:
-        wide = jax.config.read("jax_enable_x64")  # closures may hold integers of 64 bits
+        wide = jax.config.read("jax_enable_x64")  # part of the key: a closure may hold int64
         parts, left = surveyed_once(seen, block, numbered, wide)
     else:
         parts, left = surveyed(seen, block, marks, program is not None)
-        with jax.ensure_compile_time_eval():  # facts differ from call to call, programs do not
+        # Facts differ from call to call. As an operand, the plan leaves the program unchanged.
+        with jax.ensure_compile_time_eval():
             parts = parts if numbered else jnp.asarray(parts)
     if not isinstance(left, jax.Array) and (not left.any() or (program and program.understood)):
-        return Plan(parts)  # or too many blocks to look into
+        return Plan(parts)  # decided, or too many pairs to evaluate: SOME is always correct
     if program is None or program.length > affordable:
         return Plan(parts, undecided=True)
     return Plan(settled(mask(seen), block, marks, parts, left))
@@ -90,27 +100,29 @@ def survey(
 
 @functools.lru_cache(64)
 def surveyed_once(seen: Predicate, block: tuple[int, int], numbered: Any, wide: bool) -> Any:
-    """`surveyed` for marks that are numbers of rows."""
+    """`surveyed` for marks that are ranges: they are hashable, so the plan is cached."""
     query, key = (Rows(*sides) for sides in numbered)
-    found = surveyed(seen, block, Marks(query, key), True)
-    for array in found:
+    arrays = surveyed(seen, block, Marks(query, key), True)
+    for array in arrays:
         array.flags.writeable = False
-    return found
+    return arrays
 
 
 def ranges(marks: Marks) -> Any:
-    """Positions and indices of queries and of keys, if they are ranges and all that is asked."""
+    """Positions and indices of queries and keys, if they are ranges and there are no facts."""
     sides = tuple((rows.position, rows.index) for rows in (marks.query, marks.key))
     known = all(isinstance(x, Range) for side in sides for x in side)
     return sides if known and not (marks.query.facts or marks.key.facts) else None
 
 
 def surveyed(seen: Predicate, block: tuple[int, int], marks: Marks, sound: bool) -> Any:
-    """The parts of all blocks for marks that are known, and which of them are left undecided;
-    `sound` tells whether the predicate can be called with arrays."""
-    counts, whole = blocks_of(marks, block), laid(marks, seen.tables)
+    """The parts of all blocks for marks known at trace time, and which of them stay undecided.
+
+    `sound` is True if the predicate can be traced, so that all pairs can be evaluated.
+    """
+    counts, whole = blocks_of(marks, block), along_sides(marks, seen.tables)
     ends, parts = bounds(whole, block), np.empty(counts, np.int8)
-    size = max(1, BLOCKS // counts[1])
+    size = max(1, BLOCKS_AT_ONCE // counts[1])
     for start in range(0, counts[0], size):
         rows = parts[start : start + size]
         rows[:] = parts_of(seen.ask(*some(ends, slice(start, start + size))), rows.shape)
@@ -118,14 +130,14 @@ def surveyed(seen: Predicate, block: tuple[int, int], marks: Marks, sound: bool)
 
 
 def parts_of(seen: Maybe, counts: tuple[int, int]) -> Any:
-    """What is seen of blocks."""
+    """NONE, SOME or ALL from what a predicate says of blocks."""
     xp = namespace(seen.some, seen.every)
     parts = xp.where(seen.every, np.int8(ALL), xp.where(seen.some, np.int8(SOME), np.int8(NONE)))
     return xp.broadcast_to(parts, counts)
 
 
 def program_of(seen: Predicate, whole: Any) -> Program | None:
-    """The program of a predicate for a pair; None for one that cannot be asked."""
+    """The program of a predicate for one pair; None if it cannot be traced."""
     try:
         return Program(
             seen, *jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), whole)

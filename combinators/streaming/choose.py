@@ -1,4 +1,7 @@
-"""How a lookup runs: on one table or as a stream, chosen by its shapes when it is traced."""
+"""The choice of an execution: every lookup runs on one table or as a stream.
+
+The shapes of a lookup and its plan decide at trace time; `materialized` and `streamed` pin it.
+"""
 
 from __future__ import annotations
 
@@ -25,33 +28,69 @@ from .grid import Grid
 from .kernels import by_kernel
 from .linear_attention import in_part
 from .recognize import Step, Streamed, streamed_form
-from .sweep import joined
+from .sweep import batch_per_tile
 from .tiled import Captured, answer, leading, opened, planned
 
 __all__ = ["Choose", "Decision", "decide", "materialized", "inside_copies", "streamed"]
 
 BLOCKS = (512, 256), (256, 256), (128, 128)
-"""Queries and keys of a tile: large ones run fastest, small ones skip more of what is hidden."""
+"""Queries and keys of a tile: large tiles run fastest, small tiles skip more hidden pairs."""
 
-# What the ways cost, in elements of a large tile: measured on a CPU (`tests/bench`).
 
-TABLE = 2.5
-"""An element of a table."""
-SMALL, ALONE, APIECE = 2**17, 1.5, 15_000
-"""Products of a tile of fewer elements run on one core: what an element costs then, and a tile."""
-LARGE = 20_000
-"""A larger tile, beside its elements."""
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """Costs of the two executions on a CPU, measured with `tests/bench`.
 
-FITS = 2**26
-"""Up to so many elements of all tables a platform that is not a CPU takes a table: not measured."""
+    The unit is the cost of one element of a large tile.
 
-MOST = 2**20
-"""Of smaller blocks than the first at most so many are considered."""
+    `table_element`: an element of a table.
+    `small_area`: elements below which the products of a tile run on one core.
+    `small_element`, `small_tile`: an element of such a tile, and the tile itself.
+    `large_tile`: a larger tile itself, beside its elements.
+    """
+
+    table_element: float
+    small_area: int
+    small_element: float
+    small_tile: float
+    large_tile: float
+
+    def table(self, area: int) -> float:
+        """The cost of a table of `area` elements."""
+        return self.table_element * area
+
+    def tiles(self, grid: Grid, copies: int) -> float:
+        """The cost of a grid's tiles, for one of `copies` lookups side by side."""
+        if grid.area < self.small_area:
+            return grid.tiles * (self.small_tile + self.small_element * grid.area)
+        shared = min(copies, batch_per_tile(grid.area))
+        return grid.tiles * (self.large_tile / shared + grid.area)
+
+
+CPU = Costs(
+    table_element=2.5, small_area=2**17, small_element=1.5, small_tile=15_000, large_tile=20_000
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Sizes beyond which the choice is made without comparing costs.
+
+    `table`: elements of all tables up to which other platforms than a CPU use a table. It is not
+    measured.
+    `blocks`: blocks of a table up to which block sizes after the first are considered.
+    """
+
+    table: int
+    blocks: int
+
+
+LIMITS = Limits(table=2**26, blocks=2**20)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Decision:
-    """How a lookup runs: with a grid as a stream, without one on one table; and why."""
+    """How a lookup runs, and why: as a stream over `grid`, or on one table if `grid` is None."""
 
     why: str
     stream: Any = None
@@ -66,8 +105,11 @@ class Decision:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Question:
-    """What a lookup asks: the entries whose tiles are planned, the steps that run on these tiles,
-    and the number of keys in all its dictionaries."""
+    """What decides the execution of a lookup.
+
+    The entries of the leading dictionary, the steps that run on its tiles, and the number of keys
+    in all dictionaries.
+    """
 
     entries: Entries
     steps: tuple[Step, ...]
@@ -75,7 +117,7 @@ class Question:
 
 
 def question(stream: Streamed, run: Run, x: Any, context: Context) -> Question | None:
-    """The question of a stream; None if its dictionaries give tables of scores alone."""
+    """The question of a stream; None if every dictionary gives a table of scores."""
     if isinstance(x, Entries):
         return Question(x, stream.first.tiled if stream.first else (), len(x.key))
     values = opened(stream, run, x, context)
@@ -87,14 +129,17 @@ def question(stream: Streamed, run: Run, x: Any, context: Context) -> Question |
 
 
 def asks(form: Any, lookup: Lookup, x: Any) -> bool:
-    """Whether a lookup begins with entries, or with dictionaries that make their own of x."""
+    """Whether a lookup begins with entries, or with a union that makes entries of x."""
     place, _ = lookup.stages[0]
     return isinstance(x, Entries) or isinstance(form.parts[place], Union)
 
 
 def decide(form: Any, lookup: Lookup, x: Any, context: Context, run: Run) -> Decision:
-    """How a lookup is to run. Where the dictionaries of a union make entries of their own, `run`
-    runs the steps that make them."""
+    """How a lookup runs.
+
+    `run` executes the whole steps of a union's dictionaries, which make their entries. Raises
+    CompositionError, with the reason, if the lookup is pinned as streamed and cannot be.
+    """
     execution = context.scope.execution
     stream = streamed_form(form, lookup)
     if isinstance(x, Entries) and not execution.copies * len(x.query) * len(x.key):
@@ -112,56 +157,55 @@ def decide(form: Any, lookup: Lookup, x: Any, context: Context, run: Run) -> Dec
     if asked is None:
         return Decision("its dictionaries give tables")
     table = len(asked.entries.query) * asked.keys
-    if not execution.copies * table:
+    tables = execution.copies * table
+    if not tables:
         return Decision("there is nothing to stream")
     tiles = partial(best, stream, asked, context, execution)
     if execution.pin == "streamed":
         return Decision("as pinned", stream, tiles(), pinned=True)
     on_cpu = jax.default_backend() == "cpu"
-    small = TABLE * table < APIECE if on_cpu else execution.copies * table < FITS
+    small = CPU.table(table) < CPU.small_tile if on_cpu else tables < LIMITS.table
     if small:
         return Decision("the table is small", stream)
     if learns_keys(form, lookup):
         return Decision("its keys are learned", stream)
     grid = tiles()
-    if on_cpu and TABLE * table < cost(grid, stream, execution.copies):
+    if on_cpu and CPU.table(table) < cost(grid, stream, execution.copies):
         return Decision("the table costs less", stream)
     return Decision("the table is large", stream, grid)
 
 
 def best(stream: Streamed, asked: Question, context: Context, execution: Execution) -> Grid:
-    """The grid that costs least, or the one that is pinned."""
+    """The pinned grid, or the cheapest of those with blocks in BLOCKS."""
     x, steps = asked.entries, asked.steps
     if execution.block:
         return planned(steps, x, context, execution.block)
-    found: list[Grid] = []
+    grids: list[Grid] = []
     for block in BLOCKS:
-        if found and len(x.query) * len(x.key) > MOST * math.prod(block):
+        if grids and len(x.query) * len(x.key) > LIMITS.blocks * math.prod(block):
             break
         grid = planned(steps, x, context, block)
-        found.append(grid.widened() if stream.features is None else grid)
-    return min(found, key=lambda grid: cost(grid, stream, execution.copies))
+        grids.append(grid.widened() if stream.features is None else grid)
+    return min(grids, key=lambda grid: cost(grid, stream, execution.copies))
 
 
 def cost(grid: Grid, stream: Streamed, copies: int) -> float:
-    """What the tiles of one of so many copies cost."""
-    if stream.features is not None:  # what is seen whole is summed up
+    """The cost of a stream's tiles, for one of `copies` lookups side by side."""
+    if stream.features is not None:  # full blocks are summed up, not streamed
         grid = in_part(grid)
-    if grid.area < SMALL:
-        return grid.tiles * (APIECE + ALONE * grid.area)
-    return grid.tiles * (LARGE / min(copies, joined(grid.area)) + grid.area)
+    return CPU.tiles(grid, copies)
 
 
 def learns_keys(form: Any, lookup: Lookup) -> bool:
-    """Whether keys are parameters: the table then grows with the queries alone."""
-    first, _ = lookup.stages[0]
-    before = inner(form.parts[first - 1]) if first else None
-    of_project = isinstance(before, Project) and before.key.constant and not before.key.reads
-    return isinstance(before, slots) or of_project
+    """Whether keys are parameters: the table then grows linearly, with the queries alone."""
+    place, _ = lookup.stages[0]
+    before = inner(form.parts[place - 1]) if place else None
+    constant = isinstance(before, Project) and before.key.constant and not before.key.reads
+    return isinstance(before, slots) or constant
 
 
 class Choose(Apply):
-    """The plain call: every lookup runs as is best for its shapes, or as it is pinned."""
+    """The plain call: every lookup runs as `decide` says."""
 
     def lookup(self, form: Any, lookup: Lookup, x: Any, context: Context, step: Any) -> Any:
         table = partial(super().lookup, form, lookup)
@@ -174,7 +218,7 @@ class Choose(Apply):
                 return table(x, context, step)
             try:
                 return answer(decision.stream, self, x, context, decision.grid)
-            except Captured:
+            except Captured:  # found only when a tile is traced
                 if decision.pinned:
                     raise
                 return table(x, context, step)
@@ -189,7 +233,7 @@ class Choose(Apply):
 
 
 def inside_copies(context: Context, size: int) -> Context:
-    """The context inside so many copies."""
+    """The context inside `size` copies of a term."""
     execution = context.scope.execution
     return context.within(execution=dataclasses.replace(execution, copies=execution.copies * size))
 
@@ -198,12 +242,12 @@ def inside_copies(context: Context, size: int) -> Context:
 
 
 class Pin(Wrapper):
-    """A form that says how the lookups inside it run."""
+    """A form that fixes the execution of the lookups inside it."""
 
     term: Term
 
     def changes(self) -> dict[str, Any]:
-        """What it says, as fields of Execution."""
+        """The fields of Execution that it sets."""
         raise NotImplementedError
 
     def wire(self, run: Run, x: Any, context: Context) -> Any:
@@ -235,7 +279,7 @@ class Stream(Pin):
 
 
 def materialized(term: Term) -> Term:
-    """The same term, each of its lookups on one table of all queries and keys.
+    """The same term, each of its lookups on one table of scores (T, S).
 
     >>> from combinax.combinators import linear
     >>> materialized(linear(3))
@@ -245,11 +289,13 @@ def materialized(term: Term) -> Term:
 
 
 def streamed(term: Term, block: int | tuple[int, int] | None = None) -> Term:
-    """The same term, each of its lookups streamed: exact, in memory linear in queries and keys
-    (Dao et al. 2022), in blocks of so many queries and keys.
+    """The same term, each of its lookups streamed: exact, in memory O(T + S) (Dao et al. 2022).
 
-    Raises CompositionError for a block below 1, and when it runs for a lookup that cannot be
-    streamed, with the reason.
+    `block` is the size of a tile, (queries, keys) or one number for both. Without it, the cheapest
+    of several sizes is chosen.
+
+    Raises CompositionError for a block below 1. Running a lookup that cannot be streamed raises
+    CompositionError with the reason.
 
     >>> from combinax.combinators import aggregate, normalize, project, score, scaled_dot, softmax
     >>> head = aggregate() @ normalize(softmax) @ score(scaled_dot) @ project(4)

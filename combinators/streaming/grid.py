@@ -1,4 +1,18 @@
-"""A table that is never made, in tiles: where each lies, and which of them take part."""
+"""Grids: a table of scores cut into tiles, and which of them a sweep visits.
+
+The table itself is never made. Causal attention of 10 queries and 10 keys in blocks of (4, 4):
+
+                keys 0-3   4-7    8-9
+    queries 0-3  ┌ SOME │ NONE │ NONE ┐     runs(0): 2 rows of tiles of 4 queries,
+            4-7  │ ALL  │ SOME │ NONE │              then 1 row of tiles of 2 queries
+            8-9  └ ALL  │ ALL  │ SOME ┘
+
+    first two rows:  Band(width=4, full=True,  starts=[[.], [0]], live=[0, 1])   the ALL tiles
+                     Band(width=4, full=False, starts=[[0], [4]], live=[1, 1])   the SOME tiles
+
+A band holds the tiles of equal width and equal part, so that one loop visits them with one shape.
+Tiles with ALL need no mask; tiles with NONE lie in no band.
+"""
 
 from __future__ import annotations
 
@@ -15,27 +29,40 @@ from jax import Array
 from jax.core import Tracer
 
 __all__ = [
-    "ALL", "NONE", "SOME", "Band", "Grid", "Layout", "Place", "Side", "bands", "cut_all", "put_all",
+    "ALL", "NONE", "SOME", "Band", "Grid", "Side", "Slicing", "Tile", "bands", "cut_all", "put_all",
 ]  # fmt: skip
 
 NONE, SOME, ALL = 0, 1, 2
-"""How much of a tile takes part."""
+"""The part of a block that the masks let through: no pair, some pairs, all pairs."""
 
-WIDE, SLENDER, LITTLE = 2**18, 3, 1.25
-"""One tile a row has at most so many elements, that it stays in the cache; is at most so many times
-as wide as high, for products of few rows are slow; and is at most so many times what is seen."""
+
+@dataclasses.dataclass(frozen=True)
+class Widening:
+    """Limits within which the blocks of a row become one wide tile.
+
+    `elements`: a tile of at most this many elements stays in the cache.
+    `aspect`: columns per row of a tile, for matrix products of few rows are slow.
+    `waste`: elements of the wide tiles per element of the blocks that take part.
+    """
+
+    elements: int
+    aspect: float
+    waste: float
+
+
+WIDENING = Widening(elements=2**18, aspect=3, waste=1.25)
 
 
 class Side(enum.Enum):
-    """How an array belongs to a table: cut along its rows, along its columns, or whole."""
+    """The side of the table along which an array is cut, or WHOLE for an array that is not cut."""
 
     ROWS = 0
     COLUMNS = 1
     WHOLE = 2
 
 
-class Place(NamedTuple):
-    """A tile: where it begins in the table, how large it is, and whether all of it takes part."""
+class Tile(NamedTuple):
+    """A tile: its first row and column, its shape, and whether all of its pairs take part."""
 
     row: Any
     column: Any
@@ -45,82 +72,87 @@ class Place(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
-    """How an array lies: its side, and how much of every mapped axis, in front, a tile takes.
+class Slicing:
+    """How an array is cut: along which side, and how many indices of each batch axis at once.
 
-    0 where the array lacks the axis, 1 for one index of it, more for some side by side.
+    Batch axes come first. `batch` holds 0 for an axis that the array lacks, 1 for an axis that a
+    tile takes one index of, and n > 1 for n consecutive indices side by side.
     """
 
     side: Side
-    maps: tuple[int, ...] = ()
+    batch: tuple[int, ...] = ()
 
-    def window(self, shape: tuple[int, ...], copy: Sequence[Any], place: Place) -> tuple:
-        """Where a tile's part of an array begins, and its shape."""
-        start = [index * n for index, n in zip(copy, self.maps, strict=True) if n]
-        size = [n for n in self.maps if n]
+    def window(
+        self, shape: tuple[int, ...], index: Sequence[Any], tile: Tile
+    ) -> tuple[list[Any], tuple[int, ...]]:
+        """The start and the shape of a tile's slice; `index` counts steps along the batch axes."""
+        start = [i * n for i, n in zip(index, self.batch, strict=True) if n]
+        size = [n for n in self.batch if n]
         rest = shape[len(start) :]
         if self.side is not Side.WHOLE:
-            at = (
-                (place.row, place.rows) if self.side is Side.ROWS else (place.column, place.columns)
+            first, length = (
+                (tile.row, tile.rows) if self.side is Side.ROWS else (tile.column, tile.columns)
             )
-            start, size, rest = [*start, at[0]], [*size, at[1]], rest[1:]
+            start, size, rest = [*start, first], [*size, length], rest[1:]
         return [jnp.int32(x) for x in (*start, *[0] * len(rest))], (*size, *rest)
 
-    def shape(self, shape: tuple[int, ...], place: Place) -> tuple[int, ...]:
-        """The shape of a tile's part of an array."""
-        return self.squeezed(self.window(shape, self.maps, place)[1])
+    def shape(self, shape: tuple[int, ...], tile: Tile) -> tuple[int, ...]:
+        """The shape of a tile's slice, as the function of a tile gets it."""
+        return self.squeezed(self.window(shape, self.batch, tile)[1])
 
     def squeezed(self, size: tuple[int, ...]) -> tuple[int, ...]:
-        """A shape without the mapped axes of which a tile takes one index."""
-        mapped = sum(map(bool, self.maps))
-        return (*(n for n in size[:mapped] if n > 1), *size[mapped:])
+        """A slice's shape without the batch axes of which it holds one index."""
+        axes = sum(map(bool, self.batch))
+        return (*(n for n in size[:axes] if n > 1), *size[axes:])
 
-    def cut(self, array: Array, copy: Sequence[Any], place: Place) -> Array:
-        """The part of an array that belongs to a tile."""
-        start, size = self.window(array.shape, copy, place)
+    def cut(self, array: Array, index: Sequence[Any], tile: Tile) -> Array:
+        """A tile's slice of an array."""
+        start, size = self.window(array.shape, index, tile)
         part = array if size == array.shape else jax.lax.dynamic_slice(array, start, size)
         return part.reshape(self.squeezed(size))
 
-    def put(self, array: Array, part: Array, copy: Sequence[Any], place: Place) -> Array:
-        """The array with a tile's part in its place."""
-        start, size = self.window(array.shape, copy, place)
+    def put(self, array: Array, part: Array, index: Sequence[Any], tile: Tile) -> Array:
+        """The array with `part` in place of a tile's slice."""
+        start, size = self.window(array.shape, index, tile)
         if size == array.shape:
             return part.reshape(size)
         return jax.lax.dynamic_update_slice(array, part.reshape(size), start)
 
 
 def cut_all(
-    layouts: Sequence[Layout], arrays: Sequence[Array], copy: Any, place: Place, *sides: Side
+    slicings: Sequence[Slicing], arrays: Sequence[Array], index: Any, tile: Tile, *sides: Side
 ):
-    """The arrays that lie along one of the sides cut, the others as they are."""
-    pairs = zip(layouts, arrays, strict=True)
-    return [layout.cut(x, copy, place) if layout.side in sides else x for layout, x in pairs]
+    """A tile's slices of the arrays that lie along one of `sides`; other arrays are unchanged."""
+    pairs = zip(slicings, arrays, strict=True)
+    return [slicing.cut(x, index, tile) if slicing.side in sides else x for slicing, x in pairs]
 
 
 def put_all(
-    layouts: Sequence[Layout],
+    slicings: Sequence[Slicing],
     arrays: Sequence[Array],
     parts: Sequence[Array],
-    copy: Any,
-    place: Place,
+    index: Any,
+    tile: Tile,
     *sides: Side,
 ):
-    """The parts that lie along one of the sides put into their arrays, the others as they are."""
-    triples = zip(layouts, arrays, parts, strict=True)
+    """The arrays along `sides` with `parts` put in; along another side the part is the array."""
+    triples = zip(slicings, arrays, parts, strict=True)
     return [
-        layout.put(x, new, copy, place) if layout.side in sides else new
-        for layout, x, new in triples
+        slicing.put(x, new, index, tile) if slicing.side in sides else new
+        for slicing, x, new in triples
     ]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Grid:
-    """A table of rows and columns in blocks, and which of them take part.
+    """A table of shape `shape` in blocks of shape `block`, and the part of each that is visited.
 
-    `plan` has NONE, SOME or ALL for every block: as NumPy has it where that is known, as JAX has it
-    where it is known only when it runs, and None in a sweep whose first operand it then is. A tile
-    is a block, or, where `reach` is more than 1, the only one of its row: so many blocks. Where
-    blocks are `undecided`, some that are visited may hold nothing.
+    `plan` holds NONE, SOME or ALL for every block: a NumPy array where the plan is known at trace
+    time, a JAX array where it is known at run time. In a sweep the latter is the first operand, and
+    `plan` is None.
+
+    A tile is one block. With `reach` > 1 each row has a single tile, `reach` blocks wide.
+    `undecided` is True if blocks with SOME may turn out to hold no visible pair.
     """
 
     shape: tuple[int, int]
@@ -131,22 +163,23 @@ class Grid:
 
     @property
     def known(self) -> bool:
+        """Whether the plan is known at trace time."""
         return isinstance(self.plan, np.ndarray)
 
     @property
     def area(self) -> int:
-        """The elements of a tile."""
+        """The number of elements of a tile."""
         return math.prod(self.block) * self.reach
 
-    def count(self, sort: int) -> int:
-        """How many blocks take part so: as long as that is not known, all in part."""
+    def count(self, part: int) -> int:
+        """The number of blocks of a part; every block counts as SOME before the plan is known."""
         if not self.known:
-            return math.prod(self.plan.shape) if sort == SOME else 0
-        return int(np.count_nonzero(self.plan == sort))
+            return math.prod(self.plan.shape) if part == SOME else 0
+        return int(np.count_nonzero(self.plan == part))
 
     @property
     def tiles(self) -> int:
-        """How many tiles take part."""
+        """The number of tiles that a sweep visits."""
         return len(self.plan) if self.reach > 1 else self.count(SOME) + self.count(ALL)
 
     def __str__(self) -> str:
@@ -154,8 +187,8 @@ class Grid:
         everywhere = "; not understood block by block: every block is visited"
         if isinstance(self.plan, Tracer):
             note = everywhere if self.undecided else ""
-            return f"in {rows} × {columns}: which of {number} blocks, its context tells{note}"
-        # A plan that differs from call to call is known all the same where its context is.
+            return f"in {rows} × {columns}: {number} blocks, selected by its context{note}"
+        # A plan that depends on the context is a JAX array, known here if it is not traced.
         known = dataclasses.replace(self, plan=np.asarray(self.plan))
         full, masked = known.count(ALL), known.count(SOME)
         part = f"{full + masked:,} of {number} blocks"
@@ -170,19 +203,28 @@ class Grid:
         return f"in {rows} × {width}, one tile a row: {part} of {rows} × {columns} seen {sorts}"
 
     def widened(self) -> Grid:
-        """The same with one tile a row, where what each row sees lies close together."""
+        """The same grid with one tile per row, if that stays within the limits of WIDENING.
+
+        A causal window of 200 keys covers three blocks of 128 × 128 in each row: one wide tile
+        replaces a loop over three, and few hidden pairs are computed with it.
+        """
         if not self.known:
             return self
         seen, (rows, columns) = self.plan != NONE, self.block
-        last = seen.shape[1] - seen[:, ::-1].argmax(1)
-        reach = int(np.where(seen.any(1), last - seen.argmax(1), 1).max())
-        fits = reach * rows * columns <= WIDE and reach * columns <= SLENDER * rows
-        if fits and reach * len(seen) <= LITTLE * np.count_nonzero(seen):
+        end = seen.shape[1] - seen[:, ::-1].argmax(1)
+        reach = int(np.where(seen.any(1), end - seen.argmax(1), 1).max())
+        width = reach * columns
+        fits = width * rows <= WIDENING.elements and width <= WIDENING.aspect * rows
+        if fits and reach * len(seen) <= WIDENING.waste * np.count_nonzero(seen):
             return dataclasses.replace(self, reach=reach)
         return self
 
     def runs(self, axis: int) -> Iterator[tuple[int, int, int]]:
-        """Blocks of one size along an axis: the number of the first, how many, and the size."""
+        """Runs of equal blocks along an axis: the first block, the number of blocks, their size.
+
+        >>> list(Grid((10, 8), (4, 4), None).runs(0))
+        [(0, 2, 4), (2, 1, 2)]
+        """
         count, rest = divmod(self.shape[axis], self.block[axis])
         if count:
             yield 0, count, self.block[axis]
@@ -191,9 +233,10 @@ class Grid:
 
 
 class Band(NamedTuple):
-    """The tiles of some rows of tiles that have one width and take part in one way.
+    """Tiles of consecutive rows that have one width and are all full, or all partial.
 
-    For every row `starts` lists their first columns, in front, and `live` says how many they are.
+    `starts` (rows, n) lists the first columns of each row's tiles; only the first `live[row]` of
+    them are visited.
     """
 
     width: int
@@ -203,31 +246,40 @@ class Band(NamedTuple):
 
     @property
     def single(self) -> bool:
-        """Whether every row is known to have one of them."""
+        """Whether every row is known to have exactly one tile of the band."""
         return isinstance(self.live, np.ndarray) and bool((self.live == 1).all())
 
 
 def bands(grid: Grid, plan: Any) -> Iterator[Band]:
-    """Some rows of a plan: first the tiles that take part whole, as most do."""
+    """The bands of some rows of a plan.
+
+    Full tiles come first: most tiles are full, so a row with a full tile starts without a mask.
+
+    >>> plan = np.array([[SOME, NONE], [ALL, SOME]])
+    >>> [(band.full, band.live.tolist()) for band in bands(Grid((8, 8), (4, 4), plan), plan)]
+    [(True, [0, 1]), (False, [1, 1])]
+    """
     if grid.reach > 1:
-        yield one_a_row(grid, plan)
+        yield wide_tiles(grid, plan)
         return
     xp = np if isinstance(plan, np.ndarray) else jnp
     for first, count, width in grid.runs(1):
-        for sort in (ALL, SOME):
-            chosen = plan[:, first : first + count] == sort
+        for part in (ALL, SOME):
+            chosen = plan[:, first : first + count] == part
             live = chosen.sum(1).astype(np.int32)
+            # A stable sort moves the chosen blocks to the front and keeps their order.
             starts = (first + xp.argsort(~chosen, axis=1, stable=True)) * grid.block[1]
             if isinstance(plan, np.ndarray):
                 starts = starts[:, : live.max()]
             if starts.shape[1]:
-                yield Band(width, sort == ALL, starts.astype(np.int32), live)
+                yield Band(width, part == ALL, starts.astype(np.int32), live)
 
 
-def one_a_row(grid: Grid, plan: np.ndarray) -> Band:
-    """One tile for every row, which holds all that it sees."""
+def wide_tiles(grid: Grid, plan: np.ndarray) -> Band:
+    """One tile for every row, over all blocks in which the row sees a key."""
     width = min(grid.reach * grid.block[1], grid.shape[1])
     first = (plan != NONE).argmax(1) * grid.block[1]
+    # A tile that would pass the last column moves left, onto blocks that the row may not see.
     starts = np.minimum(first, grid.shape[1] - width)
     full = bool(((plan == ALL).sum(1) == grid.reach).all() and (starts == first).all())
     return Band(width, full, starts[:, None].astype(np.int32), np.ones(len(plan), np.int32))

@@ -1,7 +1,7 @@
-"""Lookups that are exactly scaled dot-product attention: on a GPU, the kernel that cuDNN has.
+"""Kernels: on a GPU, cuDNN's for lookups that are exactly scaled dot-product attention.
 
-This is the place for kernels of other platforms: a condition on the lookup, and a function that
-`jax.lax.platform_dependent` takes there in place of the general one.
+A kernel of another platform needs two things here. A condition selects its lookups, and a branch
+of `jax.lax.platform_dependent` calls it in place of the general function.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Attend = Callable[[Array, Array, Array], Array]
 
 
 def by_kernel(stream: Streamed | None, x: Entries, otherwise: Attend) -> Array:
-    """The answer to entries: by a kernel where there is one, otherwise by the general function."""
+    """The answer to entries, from a kernel if one computes this lookup, else from `otherwise`."""
     options = kernel_options(stream, x) if stream and jax.default_backend() == "gpu" else None
     rows = x.query, x.key, x.value
     if options is None:
@@ -40,20 +40,20 @@ def by_kernel(stream: Streamed | None, x: Entries, otherwise: Attend) -> Array:
 
 
 def cudnn(query: Array, key: Array, value: Array, **options: Any) -> Array:
-    """One head of one sequence; vmap maps the kernel itself."""
+    """cuDNN's attention on one head of one sequence; vmap batches the kernel itself."""
     one = (rows[:, None] for rows in (query, key, value))
     return jax.nn.dot_product_attention(*one, implementation="cudnn", **options)[:, 0]
 
 
 def kernel_options(stream: Streamed, x: Entries) -> dict[str, Any] | None:
-    """The options of `jax.nn.dot_product_attention` that mean this lookup, if any do."""
+    """The options of `jax.nn.dot_product_attention` that compute this lookup; None if none do."""
     rows = Range(0, len(x.query))
-    known = (x.marks.query.position, x.marks.key.position) == (rows, rows)
+    in_order = (x.marks.query.position, x.marks.key.position) == (rows, rows)
     kinds = {(part.dtype, part.shape) for part in (x.query, x.key, x.value)}
     ((kind, (_, width)), *others) = kinds
     plain = len(stream.branches) == 1 and not stream.after and isinstance(stream.end, aggregate)
-    short = kind in (jnp.bfloat16, jnp.float16) and width <= 128 and width % 8 == 0
-    if others or not (plain and known and short and stream.how == softmax):
+    supported = kind in (jnp.bfloat16, jnp.float16) and width <= 128 and width % 8 == 0
+    if others or not (plain and in_order and supported and stream.how == softmax):
         return None
     stages = [inner(step.stage) for step in stream.branches[0].tiled]
     seen = [stage.predicate for stage in stages if isinstance(stage, mask)]

@@ -1,8 +1,8 @@
-"""Reassociated execution: (φ(Q) φ(K)ᵀ) V = φ(Q) (φ(K)ᵀ V), in time linear in the rows.
+"""Linear attention: (φ(Q) φ(K)ᵀ) V = φ(Q) (φ(K)ᵀ V), in time linear in queries and keys.
 
-Where scores are products of features, and weights are the scores, keys and values can be summed up
-before they are asked (Katharopoulos et al. 2020). Here the blocks of keys that a block of queries
-sees whole are; tiles that it sees in part stay a stream.
+Scores that are products of features, used as weights, allow keys and values to be summed up before
+any query is known (Katharopoulos et al. 2020). Full blocks are summed up here; partial blocks are
+streamed. In causal attention the partial blocks are those on the diagonal.
 """
 
 from __future__ import annotations
@@ -25,53 +25,56 @@ __all__ = ["ask", "feature_map", "in_part", "summed", "sums"]
 
 
 def in_part(grid: Grid) -> Grid:
-    """The grid without the blocks that are seen whole."""
+    """The grid with its partial blocks alone."""
     where = np.where if grid.known else jnp.where
     plan = where(grid.plan == ALL, NONE, grid.plan).astype(np.int8)
     return dataclasses.replace(grid, plan=plan)
 
 
 def summed(phi: Callable[[Array], Array], x: Entries, grid: Grid) -> tuple[Array, Array]:
-    """From blocks that are seen whole, each query's sum of weights (T,) and of values (T, e)."""
-    whole, block = jnp.asarray(grid.plan == ALL), grid.block
+    """The denominator (T,) and the numerator (T, e) over all full blocks."""
+    full, block = jnp.asarray(grid.plan == ALL), grid.block
     query, key, value = x.query, x.key, x.value
-    asks, asked = (
-        jnp.repeat(whole.any(1 - axis), size)[: len(rows)]
+    # Rows without a full block are replaced, so that NaN in them reaches no sum and no gradient.
+    active_queries, active_keys = (
+        jnp.repeat(full.any(1 - axis), size)[: len(rows)]
         for axis, (size, rows) in enumerate(zip(block, (query, key), strict=True))
     )
-    query, key = (phi(zero_inactive(rows, which)) for rows, which in ((query, asks), (key, asked)))
-    of_blocks = sums(
-        blocks(zero_inactive(key, asked), block[1]), blocks(zero_inactive(value, asked), block[1])
+    query, key = (
+        phi(zero_inactive(rows, active))
+        for rows, active in ((query, active_queries), (key, active_keys))
     )
-    of_rows = (jnp.tensordot(whole.astype(x.dtype), x, 1) for x in of_blocks)
-    total, mixed = ask(blocks(query, block[0]), *of_rows)
+    key, value = zero_inactive(key, active_keys), zero_inactive(value, active_keys)
+    of_blocks = sums(in_blocks(key, block[1]), in_blocks(value, block[1]))
+    of_rows = (jnp.tensordot(full.astype(x.dtype), x, 1) for x in of_blocks)
+    denominator, numerator = ask(in_blocks(query, block[0]), *of_rows)
     rows = len(query)
-    return total.reshape(-1)[:rows], mixed.reshape(-1, mixed.shape[-1])[:rows]
+    return denominator.reshape(-1)[:rows], numerator.reshape(-1, numerator.shape[-1])[:rows]
 
 
 def sums(key: Array, value: Array) -> tuple[Array, Array]:
-    """Keys summed up: Σ φ(k), (…, d), and Σ φ(k) vᵀ, (…, d, e), over (…, s, d) and (…, s, e)."""
+    """z = Σ φ(k), (…, d), and Z = Σ φ(k) vᵀ, (…, d, e), from φ(k) (…, s, d) and v (…, s, e)."""
     key, value = floating(key), floating(value)
-    kind = wide(key, value)
-    mixed = jnp.einsum("...sd,...se->...de", key, value, preferred_element_type=kind)
-    return key.sum(-2, dtype=kind), mixed
+    dtype = wide(key, value)
+    products = jnp.einsum("...sd,...se->...de", key, value, preferred_element_type=dtype)
+    return key.sum(-2, dtype=dtype), products
 
 
-def ask(query: Array, total: Array, mixed: Array) -> tuple[Array, Array]:
-    """What φ(q) gets from keys that are summed up: φ(q) · total and φ(q) mixed."""
-    query = query.astype(total.dtype)
+def ask(query: Array, keys: Array, products: Array) -> tuple[Array, Array]:
+    """The denominator φ(q) · z, (…, t), and the numerator φ(q) Z, (…, t, e), of queries φ(q)."""
+    query = query.astype(keys.dtype)
     return (
-        jnp.einsum("...td,...d->...t", query, total),
-        jnp.einsum("...td,...de->...te", query, mixed),
+        jnp.einsum("...td,...d->...t", query, keys),
+        jnp.einsum("...td,...de->...te", query, products),
     )
 
 
 def feature_map(of: features, context: Context) -> Callable[[Array], Array]:
-    """φ, a function of rows."""
+    """φ, from rows (n, d) to features (n, f)."""
     return partial(of.map.apply, {}, context=context)
 
 
-def blocks(rows: Array, size: int) -> Array:
-    """Rows in blocks of one size, the last filled up with zeros."""
-    filled = jnp.pad(rows, ((0, -len(rows) % size), (0, 0)))
-    return filled.reshape(-1, size, rows.shape[-1])
+def in_blocks(rows: Array, size: int) -> Array:
+    """Rows (n, d) in blocks (⌈n / size⌉, size, d), the last one padded with zeros."""
+    padded = jnp.pad(rows, ((0, -len(rows) % size), (0, 0)))
+    return padded.reshape(-1, size, rows.shape[-1])

@@ -1,7 +1,7 @@
-"""Streams: which lookups can be run block by block, and how what the blocks give is merged.
+"""Recognition: which lookups can be streamed, and their stages sorted by how they run.
 
-What a block of keys contributes to a query merges with what other blocks contribute, as the
-normalizer says: a monoid (Milakov and Gimelshein 2018, Rabe and Staats 2021).
+A lookup can be streamed if its stages run on tiles and its normalizer merges partial results, which
+form a monoid (Milakov and Gimelshein 2018, Rabe and Staats 2021).
 """
 
 from __future__ import annotations
@@ -30,11 +30,8 @@ from ..wrappers import Wrapper
 __all__ = ["Step", "Streamed", "streamed_form", "within"]
 
 
-# Which lookups are streams
-
-
 class Step(NamedTuple):
-    """A stage: the names that lead to its form, the form, and the stage's place there."""
+    """A stage of a lookup: `form.parts[place]`, and the names that lead to `form`."""
 
     names: Any
     form: Any
@@ -55,9 +52,10 @@ class Step(NamedTuple):
 
 
 class Branch(NamedTuple):
-    """One of the dictionaries asked: steps on the whole of it, then steps tile by tile.
+    """One dictionary of a lookup: steps that run on all its rows, then steps that run on tiles.
 
-    The whole steps give its entries, or, where it has no tiles, its scores.
+    The whole steps give entries, which the tiled steps take in tiles. A dictionary that cannot be
+    cut gives its whole table of scores instead.
     """
 
     whole: tuple[Step, ...]
@@ -66,7 +64,11 @@ class Branch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Streamed:
-    """A lookup as a stream: its dictionaries, one normalizer for all, and what comes after."""
+    """A lookup as a stream.
+
+    `branches` are its dictionaries and `how` normalizes the scores of all of them. `after` are the
+    steps on weights, and `end` is the last stage: an aggregate or log_sum_exp.
+    """
 
     branches: tuple[Branch, ...]
     how: Streaming
@@ -75,12 +77,12 @@ class Streamed:
 
     @property
     def first(self) -> Branch | None:
-        """The first dictionary that is asked tile by tile as it is."""
+        """The first dictionary without whole steps."""
         return next((branch for branch in self.branches if not branch.whole), None)
 
     @property
     def features(self) -> features | None:
-        """The features that keys can be summed up by before they are asked, if they can."""
+        """The feature map of linear attention; None if the lookup is not linear attention."""
         branch, *others = self.branches
         if others or self.after or not isinstance(self.end, aggregate):
             return None
@@ -88,20 +90,20 @@ class Streamed:
         stages = [inner(step.stage) for step in branch.tiled]
         scores = [stage for stage in stages if not isinstance(stage, mask)]
         match scores:
-            case [score(function=features() as found)] if linear:
-                return found
+            case [score(function=features() as feature_map)] if linear:
+                return feature_map
         return None
 
 
 def tilewise(term: Term) -> bool:
-    """Whether a term turns entries into scores, or scores into scores, tile by tile."""
+    """Whether a term from entries or scores to scores gives on a tile the tile of its result."""
     if isinstance(term, (score, mask, Stage, pointwise, Source)):
         return True
     return isinstance(term, (Compose, Pointwise, Wrapper)) and all(map(tilewise, term.parts))
 
 
 def branches(first: Step) -> Iterator[Branch]:
-    """The dictionaries of a union; or the one that is asked."""
+    """The dictionaries of a union, inner unions included; without a union the single one."""
     union = first.stage
     if not isinstance(union, Union):
         yield Branch((), (first,))
@@ -124,7 +126,7 @@ def branches(first: Step) -> Iterator[Branch]:
 
 @lru_cache(maxsize=512)
 def streamed_form(form: Term, lookup: Lookup) -> Streamed | str:
-    """The lookup as a stream, or the reason why it cannot be one."""
+    """The lookup as a stream, or the reason why it cannot be streamed."""
     steps = [Step((), form, place) for place in lookup.order]
     stages = [inner(step.stage) for step in steps]
     at = next((i for i, s in enumerate(stages) if isinstance(s, (normalize, LogSumExp))), None)
@@ -149,7 +151,7 @@ def streamed_form(form: Term, lookup: Lookup) -> Streamed | str:
 
 
 def within(terms: Iterator[Term], kind: type) -> Iterator[Any]:
-    """All terms of a kind, at whatever depth."""
+    """All terms of a type among `terms` and their parts, at any depth."""
     for term in terms:
         if isinstance(term, kind):
             yield term

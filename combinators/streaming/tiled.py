@@ -1,6 +1,7 @@
-"""Streamed execution: queries gather from a dictionary tile by tile, exactly, in linear memory.
+"""Streamed execution: a lookup tile by tile, exactly, in memory linear in queries and keys.
 
-The stages of the lookup run on tiles as they run on the whole table (Dao et al. 2022).
+Every tile runs the stages of the lookup as they run on the whole table. A running state of row
+maximum, denominator and numerator absorbs one tile after the other (Dao et al. 2022).
 """
 
 from __future__ import annotations
@@ -29,32 +30,35 @@ from ..normalize import LogSumExp, lowest
 from ..wrappers import Everywhere
 from .block_pairs import tile_of
 from .block_plan import survey
-from .grid import Grid, Layout, Place, Side
+from .derivatives import fold
+from .grid import Grid, Side, Slicing, Tile
 from .linear_attention import feature_map, in_part, summed
 from .partial import Partial, merge
 from .recognize import Step, Streamed, within
-from .sweep import Fold, fold
+from .sweep import Fold
 
-__all__ = ["Captured", "Reading", "answer", "finished", "leading", "masks", "opened", "planned"]
-
+__all__ = ["BranchRun", "Captured", "answer", "finished", "leading", "masks", "opened", "planned"]
 
 EXPONENTIAL = 16
-"""Simple operations that cost about as much as an exponential."""
+"""The cost of an exponential, in simple operations."""
 
 
 class Captured(CompositionError):
-    """A lookup that works on one table alone: a function in it holds a traced array."""
+    """Raised for a lookup with a function that captures a traced array: it runs on one table."""
 
 
 class Unmasked(Apply):
-    """The plain meaning where every mask is known to let everything pass."""
+    """The plain call without masks, for tiles of which every pair is visible."""
 
     def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
         return x if isinstance(term, mask) else super().leaf(term, x, context)
 
 
-class Alive(Apply):
-    """The plain meaning where no key and no query has to be kept out of what is computed."""
+class AllActive(Apply):
+    """The plain call for lookups in which every query sees a key and every key is seen.
+
+    Masks then need not tell the later stages which queries and keys are active.
+    """
 
     def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
         y = super().leaf(term, x, context)
@@ -62,38 +66,42 @@ class Alive(Apply):
 
 
 class Operands:
-    """The arrays that a stream reads, each with its layout."""
+    """The operands of a sweep, flattened to arrays, each with its slicing.
+
+    `key` holds everything in them that is not an array, for the key of the sweep.
+    """
 
     def __init__(self):
         self.arrays: list[Array] = []
-        self.layouts: list[Layout] = []
-        self.key: tuple[Any, ...] = ()  # what is no array
+        self.slicings: list[Slicing] = []
+        self.key: tuple[Any, ...] = ()
 
     def add(self, tree: Any, side: Side, length: int = -1) -> Callable[[Sequence[Array]], Any]:
-        """Takes the arrays of a tree; gives the function from a tile's arrays back to the tree.
+        """Add the arrays of a tree; return the function from a tile's slices back to the tree.
 
-        Arrays with `length` rows lie along the side, all others are whole.
+        Arrays with `length` rows are cut along `side`, all others are whole.
         """
-        leaves, shape = jax.tree.flatten(tree)
-        slots: list[Callable[[Sequence[Array]], Any]] = []
-        for leaf in leaves:
-            if not isinstance(leaf, Array):
-                slots.append(lambda tiles, leaf=leaf: leaf)
-                continue
-            at, back = len(self.arrays), lambda x: x
-            if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-                back = partial(jax.random.wrap_key_data, impl=jax.random.key_impl(leaf))
-                leaf = jax.random.key_data(leaf)
-            self.arrays.append(leaf)
-            self.layouts.append(Layout(side if leaf.shape[:1] == (length,) else Side.WHOLE))
-            slots.append(lambda tiles, at=at, back=back: back(tiles[at]))
+        leaves, structure = jax.tree.flatten(tree)
+        takes = [self.take(leaf, side, length) for leaf in leaves]
         fixed = tuple(leaf for leaf in leaves if not isinstance(leaf, Array))
-        self.key += (shape, fixed, len(self.arrays))
-        return lambda tiles: jax.tree.unflatten(shape, [slot(tiles) for slot in slots])
+        self.key += (structure, fixed, len(self.arrays))
+        return lambda parts: jax.tree.unflatten(structure, [take(parts) for take in takes])
+
+    def take(self, leaf: Any, side: Side, length: int) -> Callable[[Sequence[Array]], Any]:
+        """Add one leaf; return the function that takes it from a tile's slices."""
+        if not isinstance(leaf, Array):
+            return lambda parts: leaf
+        number, restore = len(self.arrays), lambda x: x
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            restore = partial(jax.random.wrap_key_data, impl=jax.random.key_impl(leaf))
+            leaf = jax.random.key_data(leaf)
+        self.arrays.append(leaf)
+        self.slicings.append(Slicing(side if leaf.shape[:1] == (length,) else Side.WHOLE))
+        return lambda parts: restore(parts[number])
 
 
 def restricted(tree: Any, steps: Sequence[Step]) -> Any:
-    """The parameters of some steps, in the tree of all."""
+    """The parameter tree with the parameters of the given steps alone."""
     kept: dict[str, Any] = {}
     for step in steps:
         part = reduce(select, step.path, tree)
@@ -104,151 +112,161 @@ def restricted(tree: Any, steps: Sequence[Step]) -> Any:
 
 
 def planned(steps: Sequence[Step], x: Entries, context: Context, block: tuple[int, int]) -> Grid:
-    """The table in blocks of at most so many rows and columns."""
+    """The grid of a table whose blocks have at most `block` rows and columns."""
     shape = len(x.query), len(x.key)
     block = min(block[0], shape[0]), min(block[1], shape[1])
-    # An exponential is worth as many operations as are counted beside the products of a pair.
+    # Deciding a pair must not cost more than a pair of attention: two products, one exponential.
     affordable = x.query.shape[-1] + x.value.shape[-1] + EXPONENTIAL
     found = survey(masks(steps), x.marks, context, block, affordable)
     return Grid(shape, block, found.parts, undecided=found.undecided)
 
 
 def masks(steps: Sequence[Step]) -> list[mask]:
+    """The masks among the stages of some steps, at any depth."""
     return list(within((step.stage for step in steps), mask))
 
 
-class Reading:
-    """How the queries of a stream gather from one of its dictionaries, whole or tile by tile."""
+class BranchRun:
+    """Runs one branch of a stream: the partial result over one dictionary, whole or tile by tile.
+
+    `column` is the index of the dictionary's first key among the keys of all dictionaries.
+    """
 
     def __init__(self, stream: Streamed, branch: int, column: int = 0):
         self.stream, self.branch, self.steps = stream, branch, stream.branches[branch].tiled
-        self.column = column  # the first key's among those of all dictionaries
+        self.column = column
 
-    def gathered(self, run: Apply, scores: Scores, marks: Marks, context: Context, reference: Any):
-        """What some keys contribute: the sum of the weights, and of the weighted values."""
+    def sums(
+        self, run: Apply, scores: Scores, marks: Marks, context: Context, reference: Any
+    ) -> tuple[Array, ...]:
+        """The denominator (t,) and, if values are asked for, the numerator (t, e)."""
         weight = self.stream.how.weigh(scores.score, scores.visible, reference)
-        total = weight.sum(-1)
+        denominator = weight.sum(-1)
         if isinstance(self.stream.end, LogSumExp):
-            return (total,)
+            return (denominator,)
         key = dataclasses.replace(marks.key, index=self.column + numbers(marks.key.index))
         weights = Weights(weight, scores.value, Marks(marks.query, key), scores.active_keys)
         for step in self.stream.after:
             weights = step.run(run, weights, context)
-        return total, weights.mixed(weights.value)
+        return denominator, weights.mixed(weights.value)
 
-    def found(
-        self, run: Apply, scores: Scores, marks: Marks, context: Context, least: Any = None
+    def state(
+        self, run: Apply, scores: Scores, marks: Marks, context: Context, old: Any = None
     ) -> Partial:
-        """What queries gather from some keys, relative to at least so much."""
+        """The partial result over some keys; its reference is at least `old`, if that is given."""
         reference = self.stream.how.reference(scores.score, scores.visible)
-        if least is not None:
-            reference = jnp.maximum(least, reference)
-        return Partial(reference, *self.gathered(run, scores, marks, context, reference))
+        if old is not None:
+            reference = jnp.maximum(old, reference)
+        return Partial(reference, *self.sums(run, scores, marks, context, reference))
 
     def whole(self, run: Apply, x: Any, query: Rows, context: Context) -> Partial:
-        """What queries gather from entries, or from a table of scores, at once."""
+        """The partial result over entries, or over a table of scores, at once."""
         for step in self.steps:
             x = step.run(run, x, context)
         x = self.stream.how.prepared(x)
         keys = Range(0, x.score.shape[1])
-        return self.found(run, x, Marks(query, Rows(keys, keys)), context)
+        return self.state(run, x, Marks(query, Rows(keys, keys)), context)
 
     def tiled(self, run: Apply, x: Entries, context: Context, grid: Grid) -> Partial:
-        """What queries gather from entries, tile by tile."""
-        found = []
+        """The partial result over entries, tile by tile."""
+        parts = []
         if self.stream.features is not None:
             phi = feature_map(self.stream.features, context)
-            total, mixed = summed(phi, x, grid)
-            found = [Partial(jnp.zeros_like(total), total, mixed)]
+            denominator, numerator = summed(phi, x, grid)
+            parts = [Partial(jnp.zeros_like(denominator), denominator, numerator)]
             grid = in_part(grid)
         operands = Operands()
-        tiles = Tiles(self, run, x, context, grid, operands)
-        found = [Partial(*fold(tiles.fold(operands), operands.arrays)), *found]
-        return reduce(partial(merge, self.stream.how), found)
+        function = TileFunction(self, run, x, context, grid, operands)
+        parts = [Partial(*fold(function.fold(operands), operands.arrays)), *parts]
+        return reduce(partial(merge, self.stream.how), parts)
 
 
-class Tiles:
-    """What a tile of a dictionary gives, as functions of its part of the operands.
+class TileFunction:
+    """The computation of one tile, as functions of its slices of the operands.
 
-    It holds no array, so that it may be part of a program that is kept.
+    It holds no array, since a Fold holds it, and jit caches programs by their folds.
     """
 
     def __init__(
-        self, reading: Reading, run: Apply, x: Entries, context: Context, grid: Grid, operands: Any
+        self, branch: BranchRun, run: Apply, x: Entries, context: Context, grid: Grid, operands: Any
     ):
-        self.reading, self.how = reading, reading.stream.how
+        self.branch, self.how = branch, branch.stream.how
         self.grid = grid if grid.known else dataclasses.replace(grid, plan=None)
-        used = (*reading.steps, *reading.stream.after)
-        stages = masks(reading.steps)
-        self.masked = Alive if all(all(stage.diagonal(x.marks)) for stage in stages) else Apply
+        used = (*branch.steps, *branch.stream.after)
+        stages = masks(branch.steps)
+        self.masked = AllActive if all(all(stage.diagonal(x.marks)) for stage in stages) else Apply
         labels = {part.label for part in within((step.stage for step in used), Everywhere)}
         root, self.of_root = ({label: tree[label] for label in labels} for tree in run.root)
         self.declared = restricted(run.declared, used)
         self.path, self.aliases = run.path, run.aliases
         context = context.only(names_read(used)).within(execution=Execution())
 
-        if not grid.known:
+        if not grid.known:  # a sweep expects such a plan as its first operand
             operands.add(grid.plan, Side.WHOLE)
         self.whole = operands.add((restricted(run.params, used), root, context), Side.WHOLE)
-        self.asking = operands.add((x.query, x.marks.query), Side.ROWS, grid.shape[0])
-        self.asked = operands.add((x.key, x.value, x.marks.key), Side.COLUMNS, grid.shape[1])
+        self.along_rows = operands.add((x.query, x.marks.query), Side.ROWS, grid.shape[0])
+        self.along_columns = operands.add(
+            (x.key, x.value, x.marks.key), Side.COLUMNS, grid.shape[1]
+        )
 
-    def scored(self, place: Place, tiles: Sequence[Array]) -> tuple[Apply, Scores, Marks, Context]:
+    def scored(self, tile: Tile, parts: Sequence[Array]) -> tuple[Apply, Scores, Marks, Context]:
         """A tile after the stages before the normalizer, as they run on the whole table."""
-        params, root, context = self.whole(tiles)
-        (query, query_rows), (key, value, key_rows) = self.asking(tiles), self.asked(tiles)
-        kind = Unmasked if place.full else self.masked
+        params, root, context = self.whole(parts)
+        query, query_rows = self.along_rows(parts)
+        key, value, key_rows = self.along_columns(parts)
+        kind = Unmasked if tile.full else self.masked
         run = kind(params, self.declared, (root, self.of_root), self.path, self.aliases)
         marks = Marks(
-            tile_of(query_rows, place.row, place.rows),
-            tile_of(key_rows, place.column, place.columns),
+            tile_of(query_rows, tile.row, tile.rows),
+            tile_of(key_rows, tile.column, tile.columns),
         )
         scores: Any = Entries(query, key, value, marks)
-        for step in self.reading.steps:
+        for step in self.branch.steps:
             scores = step.run(run, scores, context)
         return run, self.how.prepared(scores), marks, context
 
-    def contribution(self, place: Place, *tiles: Array) -> Sequence[Array]:
-        """What queries gather from a tile, relative to the last of the operands."""
-        return self.reading.gathered(*self.scored(place, tiles[:-1]), tiles[-1])
+    def contribution(self, tile: Tile, *parts: Array) -> Sequence[Array]:
+        """A tile's denominator and numerator, relative to the reference: the last of `parts`."""
+        return self.branch.sums(*self.scored(tile, parts[:-1]), parts[-1])
 
-    def absorb(self, place: Place, old: tuple[Any, ...], *tiles: Array) -> list[Array]:
-        """What queries have gathered, if anything, with what they gather from one more tile."""
-        new = self.reading.found(*self.scored(place, tiles), old[0])
+    def absorb(self, tile: Tile, old: tuple[Any, ...], *parts: Array) -> list[Array]:
+        """The running state after one more tile; `old` holds None for a row's first tile."""
+        new = self.branch.state(*self.scored(tile, parts), old[0])
         if old[0] is not None:
+            # The new reference is at least the old, so only the old state is rescaled.
             new = Partial(*old).relative(self.how, new.reference) + new
         return jax.tree.leaves(new)
 
     def results(self, operands: Operands) -> list[Any]:
-        """What is gathered from one tile, in shapes."""
-        place = Place(0, 0, *self.grid.block, False)
-        pairs = zip(operands.arrays, operands.layouts, strict=True)
-        tiles = [jax.ShapeDtypeStruct(lies.shape(x.shape, place), x.dtype) for x, lies in pairs]
-        alone = lambda *tiles: self.absorb(place, (None,), *tiles)  # noqa: E731
-        traced, made = jax.make_jaxpr(alone, return_shape=True)(*tiles)
+        """The shapes and dtypes of the running state of one row of tiles."""
+        tile = Tile(0, 0, *self.grid.block, False)
+        pairs = zip(operands.arrays, operands.slicings, strict=True)
+        parts = [jax.ShapeDtypeStruct(cut.shape(x.shape, tile), x.dtype) for x, cut in pairs]
+        first = lambda *parts: self.absorb(tile, (None,), *parts)  # noqa: E731
+        traced, shapes = jax.make_jaxpr(first, return_shape=True)(*parts)
         if any(isinstance(value, Tracer) for value in traced.consts):
             raise Captured(
                 "a function inside this lookup captures a traced array, which a stream cannot cut: "
                 "pass it as context, read(name), or learn it"
             )
-        return made
+        return shapes
 
     def fold(self, operands: Operands) -> Fold:
         """The sweep over all tiles."""
-        results, layouts = self.results(operands), tuple(operands.layouts)
-        reading, grid = self.reading, self.grid
+        results, slicings = self.results(operands), tuple(operands.slicings)
+        branch, grid = self.branch, self.grid
         plan = grid.plan.tobytes() if grid.known else None
         key = (
-            (reading.stream, reading.branch, reading.column, self.path, *self.aliases.items()),
-            (self.masked, grid.shape, grid.block, grid.reach, plan, operands.key, layouts),
+            (branch.stream, branch.branch, branch.column, self.path, *self.aliases.items()),
+            (self.masked, grid.shape, grid.block, grid.reach, plan, operands.key, slicings),
             hashed((self.declared, self.of_root)),
         )
         return Fold(
             grid,
             self.absorb,
-            layouts,
-            (Layout(Side.ROWS),) * len(results),
-            tuple(jax.ShapeDtypeStruct((grid.shape[0], *m.shape[1:]), m.dtype) for m in results),
+            slicings,
+            (Slicing(Side.ROWS),) * len(results),
+            tuple(jax.ShapeDtypeStruct((grid.shape[0], *x.shape[1:]), x.dtype) for x in results),
             key=key,
             initial=(lowest(results[0]), 0, 0)[: len(results)],
             contribution=self.contribution,
@@ -256,18 +274,18 @@ class Tiles:
 
 
 def hashed(declared: Any) -> Any:
-    """Declarations as a key."""
-    leaves, shape = jax.tree.flatten(declared, is_leaf=is_parameter)
-    return tuple(leaves), shape
+    """A hashable key of a tree of declarations."""
+    leaves, structure = jax.tree.flatten(declared, is_leaf=is_parameter)
+    return tuple(leaves), structure
 
 
 def names_read(steps: Sequence[Step]) -> frozenset[str]:
-    """The context that steps read, or that every term may."""
+    """The names in the context that steps read, and `rng`, which every term may read."""
     return frozenset({"rng"}).union(*(step.stage.reads for step in steps))
 
 
 def opened(stream: Streamed, run: Run, x: Any, context: Context) -> list[Any]:
-    """Each dictionary of a stream once its whole steps have run: entries, or a table of scores."""
+    """Every dictionary of a stream after its whole steps: entries, or a table of scores."""
     values = []
     for branch in stream.branches:
         value = x
@@ -278,35 +296,37 @@ def opened(stream: Streamed, run: Run, x: Any, context: Context) -> list[Any]:
 
 
 def leading(stream: Streamed, values: list[Any]) -> int | None:
-    """The dictionary whose tiles are planned, the others in blocks of the same size: the first that
-    is asked as it is, or else the one with the most keys. None if no dictionary has tiles."""
+    """The index of the dictionary that chooses the block size for all; None if none has tiles.
+
+    It is the first without whole steps, or else the one with the most keys.
+    """
     tiled = [i for i, value in enumerate(values) if isinstance(value, Entries)]
-    as_it_is = [i for i in tiled if not stream.branches[i].whole]
-    return next(iter(as_it_is), max(tiled, key=lambda i: len(values[i].key), default=None))
+    direct = [i for i in tiled if not stream.branches[i].whole]
+    return next(iter(direct), max(tiled, key=lambda i: len(values[i].key), default=None))
 
 
 def answer(stream: Streamed, run: Apply, x: Any, context: Context, grid: Grid) -> Array:
-    """Ask a stream: what its dictionaries give together; the grid is that of the leading one."""
+    """The answer of all dictionaries of a stream together; `grid` is that of the leading one."""
     values = opened(stream, run, x, context)
     lead = leading(stream, values)
-    asking = x if isinstance(x, Entries) or lead is None else values[lead]
-    found, column = [], 0
+    question = x if isinstance(x, Entries) or lead is None else values[lead]
+    parts, column = [], 0
     for number, value in enumerate(values):
-        reading = Reading(stream, number, column)
+        branch = BranchRun(stream, number, column)
         if isinstance(value, Entries):
             own = grid
             if number != lead:
-                own = planned(reading.steps, value, context, grid.block)
-            found.append(reading.tiled(run, value, context, own))
+                own = planned(branch.steps, value, context, grid.block)
+            parts.append(branch.tiled(run, value, context, own))
             column += len(value.key)
         else:
-            found.append(reading.whole(run, value, asking.marks.query, context))
+            parts.append(branch.whole(run, value, question.marks.query, context))
             column += value.score.shape[1]
-    return finished(stream, reduce(partial(merge, stream.how), found), counts_as(asking.value))
+    return finished(stream, reduce(partial(merge, stream.how), parts), counts_as(question.value))
 
 
-def finished(stream: Streamed, found: Any, kind: Any) -> Array:
-    """The answer, once all is gathered."""
+def finished(stream: Streamed, state: Any, dtype: Any) -> Array:
+    """The answer (T, e), or the log-sum-exp (T,), from the state after all keys."""
     if isinstance(stream.end, LogSumExp):
-        return stream.end.value(found.reference, found.total)
-    return (found.mixed / stream.how.divisor(found.total)[:, None]).astype(kind)
+        return stream.end.value(state.reference, state.denominator)
+    return (state.numerator / stream.how.divisor(state.denominator)[:, None]).astype(dtype)
