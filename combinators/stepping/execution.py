@@ -23,9 +23,8 @@ from ..core.execution import Name, Run, put, select
 from ..core.leaf import Leaf
 from ..core.lookup import Lookup
 from ..core.marks import Marks, Rows
-from ..core.records import Entries, Weights
+from ..core.records import Entries
 from ..core.term import Term
-from ..dropout import dropout
 from ..mask import mask
 from ..project import Project
 from ..streaming.recognize import Streamed
@@ -33,6 +32,7 @@ from . import linear_cache
 from .cache import Cache, answerable, cacheable, empty_cache, nan_unless, with_cache, write
 from .linear_cache import LinearCache, linear_stream
 from .lookback import blamed, can_step, lookback, stages, subterms
+from .rowwise import check_leaf
 
 __all__ = ["Plan", "Starting", "Stepped", "Stepping", "reads_once"]
 
@@ -49,10 +49,18 @@ class Plan(NamedTuple):
 class Stepped(Declare):
     """Declares a term, and refuses a primitive that cannot run step by step."""
 
+    def part(self, form: Any, index: int, x: Any, context: Context) -> Any:
+        part = form.parts[index]
+        once = reads_once(form, index, context.scope.made_inside)
+        # What is learned, or computed at the start alone, is never cut into chunks.
+        whole = once or (part.constant and not part.reads)
+        return super().part(form, index, x, context.without("positions") if whole else context)
+
     def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
+        y = super().leaf(term, x, context)
         if "positions" in context:
             check_leaf(term, x, context)
-        return super().leaf(term, x, context)
+        return y
 
 
 class Starting(Apply):
@@ -280,23 +288,3 @@ def looks_ahead(lookup: Lookup) -> str:
         f"after {stage!r} a query sees keys that come later, so it cannot be answered step by "
         f"step; {fix} hides them"
     )
-
-
-def check_leaf(term: Leaf, x: Any, context: Context) -> None:
-    """Refuse a primitive that may look at other rows, or numbers them from 0."""
-    if not term.rowwise:
-        raise CompositionError(
-            f"{term!r} may look at all rows at once, so it cannot run step by step; write "
-            "pointwise(…) for a function of each row by itself, or rowwise = True in a primitive "
-            "of yours"
-        )
-    if isinstance(term, dropout) and "rng" in context and not numbered(x):
-        raise CompositionError(
-            f"{term!r} numbers rows and columns from 0 here, so it drops others step by step than "
-            "at once; leave rng out, or put it where rows have marks"
-        )
-
-
-def numbered(x: Any) -> bool:
-    """Whether dropout knows the place of each number in the whole."""
-    return x.marks is not None if isinstance(x, Weights) else x.ndim == 2
