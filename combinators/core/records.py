@@ -79,8 +79,8 @@ class Entries(Record):
 
     query (T, d), key (S, d), value (S, e). `visible` (T, S) is true where no mask hides the key
     from the query, and None without a mask. `active_keys` (S,) are those that a query sees, None if
-    all are; `active_queries` (T,) those that see a key, None if all do. `order` (S,) sorts cached
-    keys by position.
+    all are; `active_queries` (T,) those that see a key, None if all do. `order` (S,) sorts the keys
+    by position, as cached keys need; None where the marks do.
     """
 
     query: Any
