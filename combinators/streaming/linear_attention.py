@@ -40,11 +40,9 @@ def summed(phi: Callable[[Array], Array], x: Entries, grid: Grid) -> tuple[Array
         jnp.repeat(full.any(1 - axis), size)[: len(rows)]
         for axis, (size, rows) in enumerate(zip(block, (query, key), strict=True))
     )
-    query, key = (
-        phi(zero_inactive(rows, active))
-        for rows, active in ((query, active_queries), (key, active_keys))
-    )
-    key, value = zero_inactive(key, active_keys), zero_inactive(value, active_keys)
+    query = phi(zero_inactive(query, active_queries))
+    key = zero_inactive(phi(zero_inactive(key, active_keys)), active_keys)
+    value = zero_inactive(value, active_keys)
     of_blocks = sums(in_blocks(key, block[1]), in_blocks(value, block[1]))
     of_rows = (jnp.tensordot(full.astype(x.dtype), x, 1) for x in of_blocks)
     denominator, numerator = ask(in_blocks(query, block[0]), *of_rows)
@@ -53,19 +51,22 @@ def summed(phi: Callable[[Array], Array], x: Entries, grid: Grid) -> tuple[Array
 
 
 def sums(key: Array, value: Array) -> tuple[Array, Array]:
-    """z = Σ φ(k), (…, d), and Z = Σ φ(k) vᵀ, (…, d, e), from φ(k) (…, s, d) and v (…, s, e)."""
+    """The running state of keys φ(k), (…, s, d), and values v, (…, s, e).
+
+    denominator = Σ φ(k), (…, d), and numerator = Σ φ(k) vᵀ, (…, d, e).
+    """
     key, value = floating(key), floating(value)
     dtype = wide(key, value)
-    products = jnp.einsum("...sd,...se->...de", key, value, preferred_element_type=dtype)
-    return key.sum(-2, dtype=dtype), products
+    numerator = jnp.einsum("...sd,...se->...de", key, value, preferred_element_type=dtype)
+    return key.sum(-2, dtype=dtype), numerator
 
 
-def ask(query: Array, keys: Array, products: Array) -> tuple[Array, Array]:
-    """The denominator φ(q) · z, (…, t), and the numerator φ(q) Z, (…, t, e), of queries φ(q)."""
-    query = query.astype(keys.dtype)
+def ask(query: Array, denominator: Array, numerator: Array) -> tuple[Array, Array]:
+    """φ(q) · denominator, (…, t), and φ(q) numerator, (…, t, e), of queries φ(q), (…, t, d)."""
+    query = query.astype(denominator.dtype)
     return (
-        jnp.einsum("...td,...d->...t", query, keys),
-        jnp.einsum("...td,...de->...te", query, products),
+        jnp.einsum("...td,...d->...t", query, denominator),
+        jnp.einsum("...td,...de->...te", query, numerator),
     )
 
 
