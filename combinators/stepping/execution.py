@@ -49,13 +49,6 @@ class Plan(NamedTuple):
 class Stepped(Declare):
     """Declares a term, and refuses a primitive that cannot run step by step."""
 
-    def part(self, form: Any, index: int, x: Any, context: Context) -> Any:
-        part = form.parts[index]
-        once = reads_once(form, index, context.scope.made_inside)
-        # What is learned, or computed at the start alone, is never cut into chunks.
-        whole = once or (part.constant and not part.reads)
-        return super().part(form, index, x, context.without("positions") if whole else context)
-
     def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
         y = super().leaf(term, x, context)
         if "positions" in context:
