@@ -32,7 +32,7 @@ from . import linear_cache as sums
 from .cache import Memory, answerable, blank, entered, only_if, recalled, write
 from .linear_cache import summing
 from .lookback import found, named, pauses, sight, stages
-from .rowwise import check_leaf
+from .rowwise import check_leaf, check_promise
 
 __all__ = ["Plan", "Starting", "Stepped", "Stepping", "reads_once"]
 
@@ -50,9 +50,11 @@ class Stepped(Declare):
     """Declares a term, and refuses a primitive that cannot run step by step."""
 
     def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
+        if "positions" not in context:
+            return super().leaf(term, x, context)
+        check_leaf(term, x, context)
         y = super().leaf(term, x, context)
-        if "positions" in context:
-            check_leaf(term, x, context)
+        check_promise(term, x, context)  # after what the primitive itself refuses
         return y
 
 
