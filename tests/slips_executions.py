@@ -103,7 +103,7 @@ EXECUTED: dict[str, Slip] = {
     ),
     "stepping with a memory": Slip(
         lambda: stepped(CAUSAL @ project(query=3, key=read("m"), value=read("m")), m=X[:, :3]),
-        "m was given to start, and what is read of it is kept: leave it out of steps",
+        "m was given to start, which reads it for all steps: leave it out of step",
         ContextError,
     ),
     "stepwise as a term": Slip(

@@ -1,7 +1,7 @@
-"""Functions of marks answer for pairs: what they give of one table is what they give of its tiles.
+"""Functions of marks give one entry per pair of a query and a key, whichever tile holds the pair.
 
-A tile holds some queries and some keys, so a function of marks may not fold a side up: along each
-side its result has one entry per row, or a single one where it does not look at the rows.
+So a function of marks may not reduce over queries or keys. Its result has shape (T, S), or 1 along
+a side whose rows it does not read.
 """
 
 from __future__ import annotations
@@ -21,18 +21,21 @@ __all__ = ["check_pairs"]
 
 
 def check_pairs(what: str, function: Callable[[Any, Any], Any], marks: Marks) -> None:
-    """Refuse a function of marks, laid out as a table, whose result is not one entry per pair."""
+    """Raise CompositionError unless a function of marks gives one entry per pair.
+
+    `marks` are spread: metadata of queries is (T, 1), of keys (1, S).
+    """
     leaves, tree = jax.tree.flatten(marks)
     outline = tuple(jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
-    shape, looks = seen(function, outline, tree)
+    shape, reads = traced(function, outline, tree)
     table = len(marks.query.position), marks.key.position.shape[1]
-    looked = [n for n, look in zip(table, looks, strict=True) if look and n != 1]
     if len(shape) == 2:
-        pairs = zip(shape, table, looks, strict=True)
-        folded = any(size == 1 != n and look for size, n, look in pairs)
+        sides = zip(shape, table, reads, strict=True)
+        reduced = any(size == 1 != n and read for size, n, read in sides)
     else:
-        folded = len(shape) == 1 or (not shape and bool(looked))
-    if folded:
+        sides = zip(table, reads, strict=True)
+        reduced = len(shape) == 1 or (not shape and any(read and n != 1 for n, read in sides))
+    if reduced:
         raise CompositionError(
             f"{what} answers for each pair of a query and a key: query.position is "
             f"{(table[0], 1)}, key.position {(1, table[1])} and the result {table}, or 1 along a "
@@ -42,10 +45,10 @@ def check_pairs(what: str, function: Callable[[Any, Any], Any], marks: Marks) ->
 
 
 @lru_cache(maxsize=512)
-def seen(
+def traced(
     function: Callable[[Any, Any], Any], outline: tuple[Any, ...], tree: Any
 ) -> tuple[tuple[int, ...], tuple[bool, bool]]:
-    """The shape that a function of marks gives, and whether it looks at the rows of each side."""
+    """The shape of a function of marks, and whether it reads queries, and whether keys."""
 
     def table(leaves: Any) -> Any:
         marks = jax.tree.unflatten(tree, leaves)
@@ -53,5 +56,5 @@ def seen(
 
     closed, made = jax.make_jaxpr(table, return_shape=True)(list(outline))
     of_rows = lambda axis: [leaf.ndim > axis and leaf.shape[axis] > 1 for leaf in outline]  # noqa: E731
-    looks = tuple(reached(closed.jaxpr, of_rows(axis))[0] for axis in (0, 1))
-    return made.shape, (looks[0], looks[1])
+    queries, keys = (reached(closed.jaxpr, of_rows(axis))[0] for axis in (0, 1))
+    return made.shape, (queries, keys)

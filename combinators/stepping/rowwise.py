@@ -20,7 +20,7 @@ from jax import Array
 from ..core.context import Context
 from ..core.errors import CompositionError, TermError
 from ..core.leaf import Leaf, blaming, parameters_of
-from ..core.parameter import over
+from ..core.parameter import map_declared
 from ..core.records import Weights
 from ..core.source import PACKAGE
 from ..dropout import dropout
@@ -92,7 +92,7 @@ def mixes_rows(term: Leaf, shape: tuple[int, ...], dtype: Any, float_type: Any) 
     common, such as a constant, mixes nothing.
     """
     example = jax.ShapeDtypeStruct((ROWS, *shape), dtype)
-    declared = over(
+    declared = map_declared(
         parameters_of(term, example),
         lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype or float_type),
     )
