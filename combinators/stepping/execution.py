@@ -32,7 +32,7 @@ from . import linear_cache
 from .cache import Cache, answerable, cacheable, empty_cache, nan_unless, with_cache, write
 from .linear_cache import LinearCache, linear_stream
 from .lookback import blamed, can_step, lookback, stages, subterms
-from .rowwise import check_leaf
+from .rowwise import check_leaf, check_promise
 
 __all__ = ["Plan", "Starting", "Stepped", "Stepping", "reads_once"]
 
@@ -49,17 +49,12 @@ class Plan(NamedTuple):
 class Stepped(Declare):
     """Declares a term, and refuses a primitive that cannot run step by step."""
 
-    def part(self, form: Any, index: int, x: Any, context: Context) -> Any:
-        part = form.parts[index]
-        once = reads_once(form, index, context.scope.made_inside)
-        # What is learned, or computed at the start alone, is never cut into chunks.
-        whole = once or (part.constant and not part.reads)
-        return super().part(form, index, x, context.without("positions") if whole else context)
-
     def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
+        if "positions" not in context:
+            return super().leaf(term, x, context)
+        check_leaf(term, x, context)
         y = super().leaf(term, x, context)
-        if "positions" in context:
-            check_leaf(term, x, context)
+        check_promise(term, x, context)  # after what the primitive itself refuses
         return y
 
 

@@ -26,7 +26,7 @@ from ..core.source import PACKAGE
 from ..dropout import dropout
 from ..primitives import pointwise
 
-__all__ = ["check_leaf"]
+__all__ = ["check_leaf", "check_promise"]
 
 ROWS = 3
 """Rows of the chunk that is tried: the middle one has a neighbour on either side."""
@@ -36,23 +36,27 @@ LARGEST = 2**24
 
 
 def check_leaf(term: Leaf, x: Any, context: Context) -> None:
-    """Refuse a primitive that looks at other rows, or numbers them from 0."""
+    """Refuse a primitive that may look at other rows, or numbers them from 0."""
     if not term.rowwise:
         raise CompositionError(
             f"{term!r} may look at all rows at once, so it cannot run step by step; write "
             "pointwise(…) for a function of each row by itself, or rowwise = True in a primitive "
             "of yours"
         )
+    if isinstance(term, dropout) and "rng" in context and not numbered(x):
+        raise CompositionError(
+            f"{term!r} numbers rows and columns from 0 here, so it drops others step by step than "
+            "at once; leave rng out, or put it where rows have marks"
+        )
+
+
+def check_promise(term: Leaf, x: Any, context: Context) -> None:
+    """Refuse a primitive that looks at other rows though it says that it does not."""
     if tried(term, x, context) and mixes_rows(term, x.shape[1:], x.dtype, jnp.result_type(float)):
         raise CompositionError(
             f"{term!r} is not a function of each row by itself, so it cannot run step by step: "
             "reduce over the last axis, not over rows (axis 0); a function of all rows at once is "
             "lift(…), or a primitive without rowwise = True"
-        )
-    if isinstance(term, dropout) and "rng" in context and not numbered(x):
-        raise CompositionError(
-            f"{term!r} numbers rows and columns from 0 here, so it drops others step by step than "
-            "at once; leave rng out, or put it where rows have marks"
         )
 
 
