@@ -64,10 +64,12 @@ def test_the_largest_weight_has_the_slope_of_its_score():
     scores = jnp.array([[1.0, 3.0, 2.5]])
     of = lambda z: softmax({}, z)[0]  # noqa: E731
     w = np.asarray(jax.nn.softmax(scores[0]))
-    slope = jax.jit(jax.jacobian(of))(scores)[:, 0]
+    slope = quick(jax.jacobian(of))(scores)[:, 0]
     np.testing.assert_allclose(slope, np.diag(w) - np.outer(w, w), atol=1e-6)
-    theirs = jax.hessian(lambda z: jax.nn.softmax(z)[0])(scores)
-    np.testing.assert_allclose(jax.hessian(of)(scores), theirs, atol=1e-6)
+    curve = quick(jax.hessian(lambda z: of(z)[0]))(scores)[0, :, 0]
+    d = np.eye(3)[0] - w
+    right = w[0] * (np.outer(d, d) - np.diag(w) + np.outer(w, w))
+    np.testing.assert_allclose(curve, right, atol=1e-6)
 
 
 MIXING = {
@@ -122,8 +124,8 @@ PAIRED = {
 def test_marks_that_answer_for_pairs_in_a_way_of_their_own(name):
     x = np.asarray(X, np.float64)
     right = numpy64.attend(x, x, x, NEAR)
-    for term in (head(mask(PAIRED[name])), streamed(head(mask(PAIRED[name])), block=8)):
-        np.testing.assert_allclose(quick(term)({}, X), right, atol=1e-5)
+    term = streamed(head(mask(PAIRED[name])), block=8)
+    np.testing.assert_allclose(quick(term)({}, X), right, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from numbers import Real
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from .errors import CompositionError
 from .guards import ARRAYS
@@ -101,7 +101,7 @@ def at_least(least: int, term: Any, **numbers: Any) -> None:
 
 
 def positive(what: str, number: Any) -> None:
-    real = isinstance(number, Real) and not isinstance(number, bool)
+    real = isinstance(number, (int, float, np.number)) and not isinstance(number, bool)
     if not real or not 0 < number < math.inf:
         raise CompositionError(f"{what} is a positive number, not {told(number)}")
 
