@@ -91,12 +91,15 @@ class Pointwise(Branches):
         match a, b:
             case Scores(), Scores():
                 visible = both(a.visible, b.visible)
-                live, awake = (None, None) if visible is None else (visible.any(0), visible.any(1))
+                keys, queries = (visible if visible is None else visible.any(i) for i in (0, 1))
                 score = self.combine(covered(a.score, visible), covered(b.score, visible))
-                return a.replace(score=score, visible=visible, live=live, awake=awake)
+                return a.replace(
+                    score=score, visible=visible, active_keys=keys, active_queries=queries
+                )
             case Weights(), Weights():
                 weight = self.combine(a.weight, b.weight)
-                return a.replace(weight=weight, live=self.reached(a.live, b.live))
+                active = self.reached(a.active_keys, b.active_keys)
+                return a.replace(weight=weight, active_keys=active)
             case Scores(), _:
                 return a.replace(score=self.combine(a.covered, as_number(b, a.score)))
             case _, Scores():

@@ -13,7 +13,7 @@ from .core.kinds import Width, show, spec
 from .core.lookup import Lookup, segments
 from .core.printing import COMPOSITION, Write, bracketed, equation
 from .core.records import Weights
-from .core.source import place
+from .core.source import file_line
 from .core.term import Export, Term, form
 from .primitives import identity
 
@@ -137,7 +137,7 @@ def pipeline(done: list[Done], last: Term, written: Term) -> list[Line]:
     """The stages that have run, and the last one, with the place where it, or its first part, was
     written."""
     lines = [Line(repr(stage), f"{shape(took)} -> {shape(gave)}") for stage, took, gave in done]
-    where = f"written at {place(*written.written)}" if written.written else ""
+    where = f"written at {file_line(*written.written)}" if written.written else ""
     return [*lines, Line(repr(last), where)]
 
 

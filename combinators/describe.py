@@ -22,7 +22,7 @@ from .core.declare import Declare, declare, walk
 from .core.kinds import show, spec
 from .core.leaf import Leaf, compute
 from .core.lookup import Lookup
-from .core.parameter import over
+from .core.parameter import map_declared
 from .core.records import Entries, Scores, Weights
 from .core.term import Term
 from .intervals.span import is_whole
@@ -161,7 +161,7 @@ def flops(term: Leaf, declared: Mapping[str, Any], x: Any, context: Context) -> 
     def run(params, x, context):
         return compute(term, params, x, context, ())
 
-    params = over(declared, lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype))
+    params = map_declared(declared, lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype))
     analysis = jax.jit(run).lower(params, spec(x), spec(context)).cost_analysis() or {}
     return analysis.get("flops", 0.0)
 

@@ -135,10 +135,13 @@ class mask(Leaf):
         all_seen, all_see = self.diagonal(x.marks)
         if x.visible is not None:
             visible = x.visible & visible
-            all_seen, all_see = all_seen and x.live is None, all_see and x.awake is None
-        live = None if all_seen else visible.any(0)
-        awake = None if all_see else visible.any(1)
-        return x.replace(visible=visible, live=live, awake=awake)
+            all_seen, all_see = (
+                all_seen and x.active_keys is None,
+                all_see and x.active_queries is None,
+            )
+        keys = None if all_seen else visible.any(0)
+        queries = None if all_see else visible.any(1)
+        return x.replace(visible=visible, active_keys=keys, active_queries=queries)
 
     def diagonal(self, marks: Marks) -> tuple[bool, bool]:
         """Whether every key is certainly seen by some query, and every query certainly sees some

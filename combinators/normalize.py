@@ -344,7 +344,7 @@ class normalize(Leaf):
             visible = None if x.visible is None else x.visible[:, order]
             columns = x.replace(score=score[:, order], visible=visible)
             weight = self.weights(params, columns)[:, jnp.argsort(order)]
-        return Weights(weight, x.value, x.marks, x.live, x.order)
+        return Weights(weight, x.value, x.marks, x.active_keys, x.order)
 
     def weights(self, params: Mapping[str, Array], x: Scores) -> Array:
         if isinstance(self.rows, RowNormalizer):

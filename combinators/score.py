@@ -17,7 +17,7 @@ from .core.kinds import Width, mistaken, show
 from .core.leaf import Leaf
 from .core.parameter import Parameter
 from .core.printing import Write
-from .core.records import Entries, Scores, kept
+from .core.records import Entries, Scores, zero_inactive
 from .core.source import reference
 from .core.term import Term, form
 from .primitives import pointwise
@@ -267,9 +267,9 @@ class score(Leaf):
         return widened(score)
 
     def apply(self, params: Mapping[str, Array], x: Entries, context: Context) -> Scores:
-        query, key = kept(x.query, x.awake), kept(x.key, x.live)
+        query, key = zero_inactive(x.query, x.active_queries), zero_inactive(x.key, x.active_keys)
         score = self.tile(self.operands(params, context), query, key)
-        return Scores(score, x.value, x.marks, x.visible, x.live, x.awake, x.order)
+        return Scores(score, x.value, x.marks, x.visible, x.active_keys, x.active_queries, x.order)
 
 
 # Scores -> Scores

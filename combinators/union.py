@@ -52,8 +52,8 @@ class Union(Branches):
             jnp.concatenate([t.value for t in tables], 0),
             None,
             joined([(t.visible, t.score.shape) for t in tables], -1),
-            joined([(t.live, t.value.shape[:1]) for t in tables], -1),
-            functools.reduce(either, [t.awake for t in tables]),
+            joined([(t.active_keys, t.value.shape[:1]) for t in tables], -1),
+            functools.reduce(either, [t.active_queries for t in tables]),
             one_after_another(tables),
         )
 

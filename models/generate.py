@@ -94,8 +94,8 @@ def begin(
 ) -> tuple[Any, Array, Callable[..., Any]]:  # fmt: skip
     """Prefill: state, logits, and the step that goes on from there, by context that is laid out.
     Drawn tokens come one by one, and so does a prompt from position `one_by_one` on."""
-    alone = one_by_one or len(prompt)
-    start, step = stepwise(term, rewind=rewind, dtype=dtype, one_by_one=alone)
+    one_by_one = one_by_one or len(prompt)
+    start, step = stepwise(term, rewind=rewind, dtype=dtype, one_by_one=one_by_one)
     state = start(params, prompt, len(prompt) + more, **context_at(context, 0, len(prompt)))
     context = left(context, state)
 
@@ -129,9 +129,9 @@ def chosen(choose: Term, logits: Array, sampling: Any) -> Array:
 
 
 def refuse_sums(state: Any, why: str) -> None:
-    """Refuse a state in which a lookup keeps sums over its keys in place of rows."""
+    """Raise CompositionError if a cache of the state is the running state of linear attention."""
     paths = (path for path, _ in jax.tree_util.tree_leaves_with_path(state["memory"]))
-    if any(getattr(path[-1], "key", "") == "mixed" for path in paths):
+    if any(getattr(path[-1], "key", "") == "numerator" for path in paths):
         raise CompositionError(f"{why}, and keys that are summed up cannot be forgotten")
 
 

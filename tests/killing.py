@@ -28,7 +28,7 @@ import orbax.checkpoint  # noqa: F401  before the children, who would each take 
 from files_oracle import CONFIG
 from tokenizers import Tokenizer, models
 
-from combinax.combinators.core.parameter import over
+from combinax.combinators.core.parameter import map_declared
 from combinax.models import pretrained
 from combinax.train import checkpoint
 
@@ -36,7 +36,7 @@ from combinax.train import checkpoint
 def save_model(folder: Path, version: int) -> None:
     config = {**CONFIG, "rms_norm_eps": float(version)}
     shapes = pretrained.declared(pretrained.architecture(config))
-    params = over(shapes, lambda leaf: np.full(leaf.shape, version, np.float32))
+    params = map_declared(shapes, lambda leaf: np.full(leaf.shape, version, np.float32))
     tokenizer = Tokenizer(models.WordLevel({str(version): 0}, str(version)))
     pretrained.save(folder, config, params, tokenizer)
 

@@ -74,6 +74,11 @@ EXECUTED: dict[str, Slip] = {
         lambda: stepped(lift(jnp.sin)),
         "may look at all rows at once, so it cannot run step by step; write pointwise(…)",
     ),
+    "stepping a function that is not pointwise": Slip(
+        lambda: stepped(linear(3) @ pointwise(lambda x: x - x.mean(0))),
+        "is not a function of each row by itself, so it cannot run step by step: reduce over the "
+        "last axis, not over rows (axis 0); a function of all rows at once is lift(…), or a",
+    ),
     "stepping a join of rows": Slip(
         lambda: stepped(join(learned((1, 4)), identity, axis=0)),
         "adds rows to a sequence at every step",
@@ -98,7 +103,7 @@ EXECUTED: dict[str, Slip] = {
     ),
     "stepping with a memory": Slip(
         lambda: stepped(CAUSAL @ project(query=3, key=read("m"), value=read("m")), m=X[:, :3]),
-        "m was given to start, and what is read of it is kept: leave it out of steps",
+        "m was given to start, which reads it for all steps: leave it out of step",
         ContextError,
     ),
     "stepwise as a term": Slip(

@@ -11,7 +11,7 @@ import optax
 import pytest
 from flax import nnx
 from flax.core import freeze
-from sampling import identical
+from sampling import drawn, identical
 
 from combinax.combinators import (
     ContextError,
@@ -49,12 +49,6 @@ PACKED: Any = compose(
 MODEL: Any = tied(embed(7, 8), (identity + PACKED) @ (identity + embed(3, 8) @ read("kinds")))
 SEGMENTS = np.array([0, 0, 1, 1, 1, 1, 2], np.int32)
 KINDS = np.array([0, 1, 2, 0, 0, 0, 0], np.int32)
-
-
-def drawn(term: Any, *x: Any, **context: Any) -> Any:
-    shapes = jax.eval_shape(term.init, KEY, *x, **context)
-    draw = np.random.default_rng(0)
-    return jax.tree.map(lambda leaf: jnp.asarray(draw.normal(size=leaf.shape), leaf.dtype), shapes)
 
 
 PARAMS = drawn(MODEL, PROMPT, segments=PROMPT, kinds=PROMPT)

@@ -449,9 +449,9 @@ HIDING = [
 def test_a_row_that_sees_nothing(this):
     term, x = hidden(this.term), this.x
     if isinstance(x, Scores):
-        awake = jnp.arange(len(x.score)) != 1
-        visible = jnp.broadcast_to(awake[:, None], x.score.shape)
-        x = x.replace(visible=visible, awake=awake)
+        active = jnp.arange(len(x.score)) != 1
+        visible = jnp.broadcast_to(active[:, None], x.score.shape)
+        x = x.replace(visible=visible, active_queries=active)
     assert term != this.term or x is not this.x
     moving, value = of_floats(term, (this.params, x, this.context))
 

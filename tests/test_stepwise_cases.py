@@ -192,11 +192,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "too far back": (
         dict(term=NEAR, sizes=(6, 1), positions=3, rewind=2, capacity=9),
-        "3 positions back is more than the 2 for which",
+        "a step at position 3 rewinds by 3, and the cache below",
     ),
     "a prefix in parts": (
         dict(term=PREFIX, sizes=(2, 1)),
-        "mask(prefix(3)) lets queries before position 2 see keys from there on: give them in one",
+        "mask(prefix(3)) lets queries before position 2 see keys from position 2 on: give",
     ),
 }  # fmt: skip
 
@@ -394,7 +394,7 @@ def test_a_memory_is_read_once():
     assert state["given"]["memory"].shape == (0, 3, WIDTH)
     text = str(jax.make_jaxpr(step)(params, state, x))
     assert f"f32[3,{WIDTH}] = dot_general" not in text
-    with pytest.raises(ContextError, match="memory was given to start, and what is read"):
+    with pytest.raises(ContextError, match="memory was given to start, which reads it"):
         step(params, state, x, memory=memory)
 
 

@@ -1,4 +1,4 @@
-"""Applying a term to its parameters: the reference meaning, from which every other is derived."""
+"""Apply a term to its parameters: the reference meaning, which other executions derive from."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .errors import ParameterError
 from .execution import Name, Run, put, select
 from .kinds import show
 from .leaf import Leaf, compute
-from .parameter import Parameter, is_parameter, over, plain
+from .parameter import Parameter, is_parameter, map_declared, plain
 from .term import Term
 
 __all__ = ["Apply", "call"]
@@ -28,7 +28,7 @@ def call(
     term: Term, params: Any, x: Any, names: Mapping[str, Any], execution: Any,
     declaring: type[Declare] = Declare,
 ) -> Any:  # fmt: skip
-    """`term(params, x, **context)`: check that everything fits, then run."""
+    """Check that parameters, x and context fit the term, then run it: the value, the outputs."""
     if not isinstance(params, Mapping) or x is NOTHING:
         got = "nothing" if params is NOTHING else "None" if params is None else show(params)
         raise ParameterError(
@@ -45,12 +45,16 @@ def call(
 
 
 def from_numpy(value: Any) -> Any:
-    """NumPy arrays in the types of JAX: float64 only where it is enabled."""
+    """A NumPy array as a JAX array, so float64 only where it is enabled; else the value."""
     return jnp.asarray(value) if isinstance(value, np.ndarray) else value
 
 
 class Apply(Run):
-    """Run a term with its parameters: the reference meaning."""
+    """Run a term with its parameters: the reference meaning.
+
+    Subclasses that carry more than parameters extend `at`, which makes the execution of a part,
+    and `layer` and `scan`, which do the same for the blocks of a repeat.
+    """
 
     def __init__(self, params, declared, root=None, path=(), aliases=None):
         super().__init__(root or (params, declared), path, aliases)
@@ -60,6 +64,7 @@ class Apply(Run):
         return compute(term, self.params, x, context, self.path)
 
     def at(self, params: Any, declared: Any, place: tuple | None = None) -> Self:
+        """This execution with other parameters, by default at the same path and aliases."""
         return type(self)(params, declared, self.root, *(place or (self.path, self.aliases)))
 
     def enter(self, name: Name) -> Self:
@@ -68,9 +73,9 @@ class Apply(Run):
     def copies(self, name: str | None) -> tuple[Any, Any, Callable[[Any], Run]]:
         if name is None:
             return (), None, lambda _: self.at(self.params, self.declared)
-        inner = over(self.declared, Parameter.inner)
-        where = over(self.declared, lambda p: p.copies[-1] and p.copies[-1][0])
-        return self.params, where, lambda params: self.at(params, inner)
+        inner = map_declared(self.declared, Parameter.inner)
+        axes = map_declared(self.declared, lambda p: p.copies[-1] and p.copies[-1][0])
+        return self.params, axes, lambda params: self.at(params, inner)
 
     def everywhere(self, form: Any, x: Any, context: Context) -> Any:
         params, declared = (tree[form.label] for tree in self.root)
@@ -87,21 +92,21 @@ class Apply(Run):
         )
 
     def unrolled(self, form: Any, x: Any, context: Context) -> Any:
-        """Block after block, each with parameters of its own in a dict: {"0": …, "1": …}."""
+        """Run block after block, each with its own entry in the parameters: {"0": …, "1": …}."""
         for layer in range(form.repeats):
             x, made = form.remat(partial(self.block, form, layer, context))(x)
             self.outputs = put(self.outputs, str(layer), made)
         return x
 
     def block(self, form: Any, layer: int, context: Context, x: Any) -> tuple[Any, Any]:
-        """One block of several: what it gives, and what it leaves behind."""
+        """Run one block: its value and its outputs."""
         index = layer % len(form.parts)
         inner = self.layer(form.names[index], str(layer))
         y = form.parts[index].wire(inner, x, layer_context(context, layer))
         return y, inner.outputs
 
     def layer(self, name: Name, key: str) -> Self:
-        """This execution for one block of several: what it has to itself, and what all share."""
+        """The execution of one block: its own parameters, merged with those that blocks share."""
         return self.at(
             put(dict(select(self.params, name)), "", self.params.get(key, {})),
             put(dict(select(self.declared, name)), "", self.declared.get(key, {})),
@@ -109,28 +114,28 @@ class Apply(Run):
         )
 
     def scanned(self, form: Any, x: Any, context: Context) -> Any:
-        """One `lax.scan` over parameters stacked on a leading axis: compiled once for all."""
+        """Run all blocks as one `lax.scan` over stacked parameters: compiled once for all."""
         params, tree = jax.tree.flatten(self.params)
         per_layer = [
             p.copies[-1] is not None for p in jax.tree.leaves(self.declared, is_leaf=is_parameter)
         ]
-        inner = over(self.declared, Parameter.inner)
+        inner = map_declared(self.declared, Parameter.inner)
 
         def period(x, step, stacked, take):
             stacked = iter(stacked)
-            own = [next(stacked) if mine else p for mine, p in zip(per_layer, params, strict=True)]
+            own = [next(stacked) if each else p for each, p in zip(per_layer, params, strict=True)]
             run = take(self.at(jax.tree.unflatten(tree, own), inner))
             for index in range(len(form.parts)):
                 layer = layer_context(context, step * len(form.parts) + index)
                 x = run.part(form, index, x, layer)
             return x, run.outputs
 
-        stacked = [p for mine, p in zip(per_layer, params, strict=True) if mine]
+        stacked = [p for each, p in zip(per_layer, params, strict=True) if each]
         x, self.outputs = self.scan(form, period, x, (jnp.arange(form.periods), stacked))
         return x
 
     def scan(self, form: Any, period: Callable, x: Any, layers: Any) -> tuple[Any, Any]:
-        """Run `period(x, step, stacked, take)` once for each layer; `take` readies its run."""
+        """Run `period(x, step, stacked, take)` for each period; `take` prepares its execution."""
 
         def one(x, layer):
             return period(x, *layer, lambda run: run)
@@ -139,7 +144,7 @@ class Apply(Run):
 
 
 def layer_context(context: Context, layer: Any) -> Context:
-    """The context of one layer: randomness differs from layer to layer."""
+    """The context of one layer, with a random key of its own."""
     if "rng" not in context:
         return context
     return context | {"rng": jax.random.fold_in(context["rng"], layer)}

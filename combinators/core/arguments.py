@@ -1,4 +1,4 @@
-"""Arguments: what a word takes is checked where it is written, and an error says what would fit."""
+"""Checks of a word's arguments, made where the word is written; errors say what would fit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 
 class Nothing:
-    """An argument that was left out, where None may be one; `help` shows it by this name."""
+    """The default of an argument for which None is a value; `help` shows it as nothing."""
 
     def __repr__(self) -> str:
         return "nothing"
@@ -38,7 +38,7 @@ NOTHING: Any = Nothing()
 
 
 def as_function(value: Any, word: str, takes: str) -> Any:
-    """The value if it is a plain function; else an error that says what the word takes."""
+    """The value, which is a plain function; raises CompositionError for anything else."""
     if isinstance(value, type) and value.__module__.startswith(PACKAGE):
         raise CompositionError(f"{value.__name__} is a word not called: write {value.__name__}(…)")
     if isinstance(value, Term) and takes == "a plain function":
@@ -49,7 +49,7 @@ def as_function(value: Any, word: str, takes: str) -> Any:
 
 
 def as_term(value: Any, where: str) -> Term:
-    """The value if it is a term; else an error that says how to make it one."""
+    """The value, which is a term; raises a CompositionError that says how to make it one."""
     if isinstance(value, Term):
         return value
     name = getattr(value, "__name__", "")
@@ -71,7 +71,7 @@ def as_term(value: Any, where: str) -> Term:
 
 
 def one_sequence(what: str, rows: Any) -> None:
-    """Terms are written for one sequence; say how to map a batch."""
+    """Raise CompositionError unless rows are one sequence (T, d), and say how to map a batch."""
     if rows.ndim != 2:
         batch = "; for a batch write each(term)" if rows.ndim == 3 else ""
         raise CompositionError(
@@ -80,6 +80,7 @@ def one_sequence(what: str, rows: Any) -> None:
 
 
 def floats(term: Term, x: Any) -> None:
+    """Raise CompositionError unless x is an array of floats with an axis."""
     if not hasattr(x, "dtype"):
         raise CompositionError(mistaken(term, "an array", x))
     if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -92,6 +93,7 @@ def floats(term: Term, x: Any) -> None:
 
 
 def at_least(least: int, term: Any, **numbers: Any) -> None:
+    """Raise CompositionError unless every number is an integer of at least `least`."""
     word = term if isinstance(term, str) else getattr(term, "name", type(term).__name__)
     for name, number in numbers.items():
         if not isinstance(number, int) or isinstance(number, bool) or number < least:
@@ -107,6 +109,7 @@ def positive(what: str, number: Any) -> None:
 
 
 def boolean(term: Term, **flags: Any) -> None:
+    """Raise CompositionError unless every flag is True or False."""
     for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise CompositionError(f"{name} of {term.name} is True or False, not {flag!r}")

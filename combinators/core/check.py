@@ -1,4 +1,4 @@
-"""Whether context and parameters fit a term, and in words what does not."""
+"""Checks that input, context and parameters fit a term; errors say which part does not."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ __all__ = [
 ]  # fmt: skip
 
 OPTIONAL = frozenset({"rng", "positions"})
-"""Context that every term takes and none needs: a key for dropout, and where the rows stand."""
+"""Context that every term takes and none needs: a random key, and the positions of rows."""
 
 
 def check_input(x: Any) -> None:
-    """Numbers in a list, or a text, are no input: they have no shape."""
+    """Raise CompositionError for a list of numbers or a string, which have no shape."""
     if isinstance(x, (list, str)) and not any(hasattr(v, "shape") for v in jax.tree.leaves(x)):
         raise CompositionError(f"x is an array, not a {show(x)}: write jnp.array(…) of numbers")
 
 
 def entering(term: Term, x: Any, names: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """What a term is run on, with positions, lengths, segments and the like as int32.
+    """x and context as a term runs on them, with positions and row metadata as int32.
 
     Raises ContextError for positions that are no integers, and for numbers outside int32.
     """
@@ -48,12 +48,14 @@ def entering(term: Term, x: Any, names: Mapping[str, Any]) -> tuple[Any, dict[st
 
 
 def check_integers(positions: Any) -> None:
+    """Raise ContextError for positions that are no integers."""
     kind = jnp.result_type(positions)
     if not jnp.issubdtype(kind, jnp.integer):
         raise ContextError(uncounted("positions", kind))
 
 
 def check_positions(positions: Any) -> None:
+    """Raise ContextError unless positions are integers, one per row."""
     check_integers(positions)
     if jnp.ndim(positions) == 0:
         raise ContextError(
@@ -63,13 +65,14 @@ def check_positions(positions: Any) -> None:
 
 
 def check_key(rng: Any) -> None:
-    """What random numbers are drawn with is a key."""
+    """Raise ContextError unless rng is a random key."""
     if not is_key(rng):
         got = "None" if rng is None else show(rng)
         raise ContextError(f"rng takes a key, jax.random.key(0), and gets {got}")
 
 
 def is_key(value: Any) -> bool:
+    """Whether a value is a random key, of jax.random.key or of the older PRNGKey."""
     kind = getattr(value, "dtype", None)
     return kind is not None and (
         jnp.issubdtype(kind, jax.dtypes.prng_key) or (kind == jnp.uint32 and value.shape == (2,))
@@ -77,7 +80,7 @@ def is_key(value: Any) -> bool:
 
 
 def check_context(term: Term, context: Context) -> None:
-    """Every name that the term reads is there, and no other."""
+    """Raise ContextError unless the context holds the names that the term reads, and no others."""
     unknown = sorted(context.keys() - term.reads - OPTIONAL)
     for name in sorted(term.reads - context.keys()):
         what = f"{brief(repr(reader(term, name)))} needs {name}=… in the context"
@@ -91,14 +94,14 @@ def check_context(term: Term, context: Context) -> None:
 
 
 def check_rows(term: Term, x: Any, context: Context) -> None:
-    """Where each maps sequences, each row of every sequence has a position."""
+    """Raise ContextError unless every row of every sequence that `each` maps has a position."""
     positions = context.get("positions")
     if positions is None or isinstance(positions, Range):
         return
-    # What is left of an array of floats is a sequence from two axes on, of tokens from one.
+    # Past the mapped axes, a sequence of vectors has two axes, and one of tokens has one.
     least = [term.mapped_axes + jnp.issubdtype(v.dtype, jnp.floating) for v in jax.tree.leaves(x)]
     axes = zip(map(jnp.ndim, jax.tree.leaves(x)), least, strict=True)
-    if jnp.ndim(positions) <= term.mapped_axes and any(n > few for n, few in axes):
+    if jnp.ndim(positions) <= term.mapped_axes and any(n > least for n, least in axes):
         raise ContextError(
             f"positions has one integer per row of every sequence that each maps, and here it has "
             f"shape {jnp.shape(positions)}; fixed=('positions',) gives every sequence the same"
@@ -106,7 +109,7 @@ def check_rows(term: Term, x: Any, context: Context) -> None:
 
 
 def check_names(term: Term, taken: Collection[str], where: str) -> None:
-    """No stage reads a name that a function, called `where`, takes for itself."""
+    """Raise ContextError if a stage reads a name that the function `where` takes for itself."""
     for name in sorted(term.reads & {*taken}):
         raise ContextError(
             f"{where} takes {name} for itself, and {brief(repr(reader(term, name)))} reads it from "
@@ -115,7 +118,7 @@ def check_names(term: Term, taken: Collection[str], where: str) -> None:
 
 
 def reader(term: Term, name: str) -> Term:
-    """The innermost part that reads a name."""
+    """The innermost part of a term that reads a name."""
     for part in term.parts:
         if name in part.reads:
             return reader(part, name)
@@ -123,7 +126,10 @@ def reader(term: Term, name: str) -> Term:
 
 
 def fit(term: Term, declared: dict[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
-    """The declarations in the form that the parameters have; raises where they do not fit."""
+    """The declarations, with each repeat stacked or unstacked as in the parameters.
+
+    Raises ParameterError for parameters that do not fit.
+    """
     declared = apart(term, declared, params)
     wrong = list(misfits(declared, params, ()))
     if wrong:
@@ -133,14 +139,14 @@ def fit(term: Term, declared: dict[str, Any], params: Mapping[str, Any]) -> dict
 
 
 def misfits(declared: Any, params: Any, path: tuple[str, ...]) -> Iterator[str]:
-    """What does not fit, in words."""
+    """A sentence for each place where the parameters do not fit the declarations."""
     where = ".".join(path) or "the tree"
     if is_parameter(declared):
         if isinstance(params, Mapping):
             yield f"{where} is one array of shape {declared.shape}, not a dict"
         elif jnp.shape(params) != declared.shape:
             yield f"{where} should have shape {declared.shape} and has {jnp.shape(params)}"
-        elif not alike(jnp.result_type(params), declared.dtype):
+        elif not type_fits(jnp.result_type(params), declared.dtype):
             kinds = (jnp.dtype(kind) for kind in (declared.dtype, jnp.result_type(params)))
             yield "{} should hold {} and holds {}".format(where, *kinds)
         return
@@ -156,7 +162,7 @@ def misfits(declared: Any, params: Any, path: tuple[str, ...]) -> Iterator[str]:
         yield from misfits(declared[name], params[name], (*path, name))
 
 
-def alike(kind: Any, declared: Any) -> bool:
-    """Whether parameters may have a type: any of floats in place of floats, else the declared."""
+def type_fits(kind: Any, declared: Any) -> bool:
+    """Whether parameters may have a dtype: any float for a declared float, else the declared."""
     floats = jnp.issubdtype(declared, jnp.floating)
     return jnp.issubdtype(kind, jnp.floating) if floats else kind == declared

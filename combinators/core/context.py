@@ -1,7 +1,7 @@
-"""Context: what travels beside the main value.
+"""Context: the values that every stage of a term may read, beside its input.
 
-Two things that never meet: the names that a user passes, `term(params, x, memory=m)`, and the
-`Scope`, in which forms such as `precision` and `heads` tell the stages inside them how to run.
+It has two parts that never mix. The user passes `names`, as in `term(params, x, memory=m)`. Forms
+such as `precision` and `heads` set the `Scope`, which tells the stages inside them how to run.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ __all__ = ["Context", "Execution", "Head", "Precision", "Scope"]
 
 @dataclasses.dataclass(frozen=True)
 class Precision:
-    """Names of float types for activations, new parameters and sums; "" leaves a type as it is."""
+    """The dtypes of activations, new parameters and sums, by name; "" keeps a type."""
 
     compute: str = ""
     params: str = ""
     sums: str = ""
 
     def cast(self, tree: Any) -> Any:
-        """Every float array of a tree in the type of activations."""
+        """The tree with its float arrays in the type of activations."""
 
         def one(leaf: Any) -> Any:
             floats = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
@@ -38,14 +38,14 @@ class Precision:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """The number of a copy, `index` of `count`, counted through all the copies around it."""
+    """The number of a head, `index` of `count`; nested heads are counted through."""
 
     index: Array
     count: int = dataclasses.field(metadata={"static": True})
 
     @classmethod
     def of(cls, count: int, around: Head | None) -> Head:
-        """The heads that are copies of one, and that may itself be a copy: `index` is (count,)."""
+        """`count` heads, inside the head `around` if there is one: `index` is (count,)."""
         index = jnp.arange(count, dtype=jnp.int32)
         if around is None:
             return cls(index, count)
@@ -54,10 +54,11 @@ class Head:
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
-    """How the forms around a lookup want it to run.
+    """The execution that the forms around a lookup ask for.
 
-    `pin` is "materialized", "streamed" or "" for no wish, `block` the pinned numbers of queries
-    and keys in a tile; `copies` counts the lookups that run side by side under heads and each.
+    `pin` is "materialized", "streamed", or "" to choose by shape. `block` is the number of queries
+    and keys per tile, if pinned. `copies` is the number of lookups that run at once under `heads`
+    and `each`.
     """
 
     pin: str = ""
@@ -66,14 +67,17 @@ class Execution:
 
 
 def static(default: Any) -> Any:
+    """A static field of a pytree: jit compares it, and never traces it."""
     return dataclasses.field(default=default, metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Scope:
-    """What forms tell the stages inside them: number types, the head, the execution, and the names
-    in the context that `given` made inside the term of rows of the sequence."""
+    """What forms tell the stages inside them: the head, dtypes, and the execution to use.
+
+    `made_inside` holds the names that `given` computes inside the term from rows of the sequence.
+    """
 
     head: Head | None = None
     precision: Precision = static(Precision())
@@ -111,7 +115,7 @@ class Context(Mapping[str, Any]):
         return self.only(self.names.keys() - {*names})
 
     def only(self, names: Collection[str]) -> Context:
-        """This context with those names alone that are in `names`."""
+        """This context with no other names than `names`."""
         kept = {name: value for name, value in self.names.items() if name in names}
         return dataclasses.replace(self, names=kept)
 

@@ -1,4 +1,4 @@
-"""Declaring and making parameters: a term run on abstract values, and `term.init`."""
+"""Declare and make parameters: run a term on abstract values, and draw what it declares."""
 
 from __future__ import annotations
 
@@ -22,22 +22,24 @@ from .execution import Name, Run, put
 from .guards import check_hashable
 from .kinds import show, spec
 from .leaf import Leaf, blaming, compute, parameters_of
-from .parameter import Parameter, copied, is_parameter, over
-from .source import place
+from .parameter import Parameter, copied, is_parameter, map_declared
+from .source import file_line
 from .term import Term
 
 __all__ = ["Declare", "axes", "declare"]
 
 
 class Declare(Run):
-    """Run a term on abstract values and keep what its leaves declare."""
+    """Run a term on abstract values; the outputs are the declarations of its leaves."""
 
     def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
         float_type = context.scope.precision.params or jnp.result_type(float)
         with blaming(term):
             declared = parameters_of(term, x)
-        self.outputs = over(declared, lambda p: dataclasses.replace(p, dtype=p.dtype or float_type))
-        zeros = over(self.outputs, lambda p: jnp.zeros(p.shape, p.dtype))
+        self.outputs = map_declared(
+            declared, lambda p: dataclasses.replace(p, dtype=p.dtype or float_type)
+        )
+        zeros = map_declared(self.outputs, lambda p: jnp.zeros(p.shape, p.dtype))
         return compute(term, zeros, x, context, self.path)
 
     def enter(self, name: Name) -> Declare:
@@ -66,7 +68,7 @@ class Declare(Run):
 
     def shared(self, form: Any, x: Any, context: Context) -> Any:
         y = self.part(form, 0, x, context)
-        self.outputs = over(
+        self.outputs = map_declared(
             self.outputs, lambda p: dataclasses.replace(p, shared=p.shared | {form.across})
         )
         return y
@@ -76,7 +78,7 @@ class Declare(Run):
         y = term.wire(inner, x, context)
         first, before = self.root.setdefault(form.label, (term, inner.outputs))
         one, other = (dict(walk(declared)) for declared in (before, inner.outputs))
-        # An equal term may have made the same initializer anew.
+        # Two terms may each have made the same initializer: unequal functions, equal draws.
         fits = one == other if first != term else likeness(one) == likeness(other)
         if not fits:
             raise CompositionError(
@@ -91,12 +93,12 @@ Declared = dict[tuple[str, ...], Parameter]
 
 
 def likeness(declared: Declared) -> Any:
-    """Declarations without their initializers."""
+    """Declarations without their initializers, to compare."""
     return {path: (p.shape, p.axes, p.dtype, p.copies, p.shared) for path, p in declared.items()}
 
 
 def listed(declared: Declared) -> str:
-    """Declarations in words."""
+    """Declarations as an error lists them: name, then shape."""
     return ", ".join(
         f"{'.'.join(path)} {show(jax.ShapeDtypeStruct(p.shape, p.dtype))}"
         for path, p in declared.items()
@@ -104,6 +106,7 @@ def listed(declared: Declared) -> str:
 
 
 def same_shape(form: Term, x: Any, y: Any) -> None:
+    """Raise CompositionError unless a repeated block keeps shape and type."""
     if spec(x) != spec(y):
         raise CompositionError(
             f"a repeated block gives back the shape and type it takes; this one turns "
@@ -115,6 +118,7 @@ def same_shape(form: Term, x: Any, y: Any) -> None:
 def declare_cached(
     term: Term, leaves: tuple, tree: Any, float_type: Any, declaring: type[Declare]
 ) -> tuple[dict, Any]:
+    # `float_type` is read by `Declare.leaf` through JAX's configuration: here it is a cache key.
     run = declaring({})
     x, context = jax.tree.unflatten(tree, leaves)
     y = jax.eval_shape(lambda x, context: term.wire(run, x, context), x, context)
@@ -128,7 +132,7 @@ def declare_cached(
 def declare(
     term: Term, x: Any, names: Mapping[str, Any], declaring: type[Declare] = Declare
 ) -> tuple[dict[str, Any], Any]:
-    """What a term learns when x goes in, and the abstract value that comes out."""
+    """The declarations of a term's parameters for an input x, and its abstract output."""
     check_input(x)
     check_hashable(term)
     with placing(term, x):
@@ -142,11 +146,11 @@ def declare(
 
 @contextmanager
 def placing(term: Term, x: Any) -> Iterator[None]:
-    """An error that no composition inside has placed yet belongs to the whole term."""
+    """Add the whole term and its input to an error that no composition inside has placed."""
     try:
         yield
     except TermError as error:
-        where = f"written at {place(*term.written)}" if term.written else ""
+        where = f"written at {file_line(*term.written)}" if term.written else ""
         headline = f"{brief(repr(term))} cannot run on {show(spec(x))}"
         raise error.placed(headline, [Line(repr(term), where)]) from error.__cause__
 
@@ -154,14 +158,14 @@ def placing(term: Term, x: Any) -> Iterator[None]:
 def axes(term: Term, x: Any, /, **context: Any) -> dict[str, Any]:
     """The logical names of every parameter's axes, in the tree of `term.init`.
 
-    One source for sharding rules, weight-decay masks and per-layer optimisers: layers, heads,
-    in, out, slots, vocabulary, positions.
+    The names are layers, heads, in, out, slots, vocabulary and positions. Sharding rules,
+    weight-decay masks and per-layer optimisers can all be derived from them.
 
     >>> from combinax.combinators import heads, linear
     >>> axes(heads(2, linear(3)), jnp.zeros((5, 4)))
     {'linear': {'kernel': ('in', 'heads', 'out')}}
     """
-    return over(declare(term, x, context)[0], lambda p: p.axes)
+    return map_declared(declare(term, x, context)[0], lambda p: p.axes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +187,7 @@ class Init:
 
 
 def walk(declared: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple]:
-    """Every declaration with its path."""
+    """Each declaration of a tree with its path."""
     for name, value in declared.items():
         if is_parameter(value):
             yield (*path, name), value
@@ -192,7 +196,7 @@ def walk(declared: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tu
 
 
 def made(rng: Array, declared: tuple[tuple[tuple[str, ...], Parameter], ...]) -> dict[str, Any]:
-    """The parameters, each from a key of its own: rng folded with its path."""
+    """The parameters, each drawn with its own key: rng folded with its path."""
     tree: dict[str, Any] = {}
     for path, parameter in declared:
         *branch, leaf = path
@@ -204,7 +208,7 @@ def made(rng: Array, declared: tuple[tuple[tuple[str, ...], Parameter], ...]) ->
     return tree
 
 
-# Drawing random numbers once is compiled fast rather than to run fast: six times less to wait.
+# `init` runs once, so its program is compiled quickly rather than well: the wait is six times less.
 made_quickly = jax.jit(
     made,
     static_argnums=1,

@@ -1,4 +1,4 @@
-"""Dependence: which results of a function differ among copies, and along which axis among rows."""
+"""Dependence: on which arguments, and along which axes, results depend, read off a jaxpr."""
 
 from __future__ import annotations
 
@@ -9,51 +9,54 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-__all__ = ["UNKNOWN", "alike", "axes_of", "reached"]
+__all__ = ["UNKNOWN", "axes_of", "reached", "unmapped"]
 
 
-def alike(function: Callable[..., Any], arguments: tuple, axes: tuple) -> Any:
-    """For each array that `function(*arguments)` gives: whether it is the same for all copies.
+def unmapped(function: Callable[..., Any], arguments: tuple, axes: tuple) -> Any:
+    """For each array of `function(*arguments)` under vmap: whether it is equal for all indices.
 
-    `axes` are those of `jax.vmap`; an array is the same where no operation leads to it from an
-    argument that is mapped.
+    `axes` are those of `jax.vmap`. An array is equal for all indices if no operation leads to it
+    from a mapped argument.
 
-    >>> alike(lambda a, b: (a + b, 2 * b), (jnp.ones(3), jnp.ones(())), (0, None))
+    >>> unmapped(lambda a, b: (a + b, 2 * b), (jnp.ones(3), jnp.ones(())), (0, None))
     (False, True)
     """
-    places, outline = jax.tree.flatten(axes, is_leaf=lambda axis: axis is None)
-    parts = zip(places, outline.flatten_up_to(arguments), strict=True)
-    spread = [axis for axis, part in parts for _ in jax.tree.leaves(part)]
+    # `axes` may be a prefix of the arguments: one axis, or None, for a whole subtree.
+    given, outline = jax.tree.flatten(axes, is_leaf=lambda axis: axis is None)
+    parts = zip(given, outline.flatten_up_to(arguments), strict=True)
+    leaf_axes = [axis for axis, part in parts for _ in jax.tree.leaves(part)]
     leaves, tree = jax.tree.flatten(arguments)
     one = [
         leaf if axis is None else jnp.take(leaf, 0, axis)
-        for leaf, axis in zip(leaves, spread, strict=True)
+        for leaf, axis in zip(leaves, leaf_axes, strict=True)
     ]
     closed, shape = jax.make_jaxpr(
         lambda *leaves: function(*jax.tree.unflatten(tree, leaves)), return_shape=True
     )(*one)
-    differ = reached(closed.jaxpr, [axis is not None for axis in spread])
-    return jax.tree.unflatten(jax.tree.structure(shape), [not far for far in differ])
+    depends = reached(closed.jaxpr, [axis is not None for axis in leaf_axes])
+    return jax.tree.unflatten(jax.tree.structure(shape), [not mapped for mapped in depends])
 
 
 def reached(jaxpr: Any, begin: Sequence[bool]) -> list[bool]:
-    """For each result of a jaxpr: whether an operation leads to it from one of some arguments."""
+    """For each result of a jaxpr: whether an operation leads to it from an argument that `begin`
+    marks."""
     pairs = zip(jaxpr.invars, begin, strict=True)
-    found = {id(variable) for variable, here in pairs if here}
+    # Variables are compared by identity: literals among them have no hash.
+    dependent = {id(variable) for variable, marked in pairs if marked}
     for equation in jaxpr.eqns:
-        if any(id(variable) in found for variable in equation.invars):
-            found.update(map(id, equation.outvars))
-    return [id(variable) in found for variable in jaxpr.outvars]
+        if any(id(variable) in dependent for variable in equation.invars):
+            dependent.update(map(id, equation.outvars))
+    return [id(variable) in dependent for variable in jaxpr.outvars]
 
 
-FOLDED, UNKNOWN = -1, -2
+REDUCED, UNKNOWN = -1, -2
 """In place of an axis: an operation has mixed the rows along one, or is none known here."""
 
 
 def axes_of(jaxpr: Any, begin: Sequence[frozenset[int]]) -> list[frozenset[int]]:
     """For each result of a jaxpr: the axes along which it varies, from those of its arguments.
 
-    An operation that sums, sorts, cuts or otherwise mixes what differs along an axis gives FOLDED.
+    An operation that sums, sorts, cuts or otherwise mixes what differs along an axis gives REDUCED.
     """
     found = {id(x): axes for x, axes in zip(jaxpr.invars, begin, strict=True)}
     given = lambda x: found.get(id(x), frozenset())  # noqa: E731
@@ -89,19 +92,19 @@ def axes_after(equation: Any, given: list[frozenset[int]]) -> frozenset[int]:
     if name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "sort", "rev"):
         mixed = options.get("axis", options.get("dimension", options.get("dimensions")))
         mixed = mixed if isinstance(mixed, tuple) else (mixed,)
-        return every | {FOLDED} if every.intersection(mixed) else every
+        return every | {REDUCED} if every.intersection(mixed) else every
     if name in ("slice", "dynamic_slice"):
         return renamed(rows, {axis: axis for axis, n in enumerate(before) if n == after[axis]})
     if name == "gather" and rows:
-        return frozenset({FOLDED})
+        return frozenset({REDUCED})
     if name == "dot_general":
         sides = zip(given, options["dimension_numbers"][0], strict=True)
-        return frozenset({FOLDED if any(a.intersection(c) for a, c in sides) else UNKNOWN})
+        return frozenset({REDUCED if any(a.intersection(c) for a, c in sides) else UNKNOWN})
     if all(x.aval.ndim == len(after) for x, a in zip(equation.invars, given, strict=True) if a):
         return every
-    return (every & {FOLDED}) | {UNKNOWN}
+    return (every & {REDUCED}) | {UNKNOWN}
 
 
 def renamed(axes: frozenset[int], names: dict[int, int]) -> frozenset[int]:
-    """The axes after an operation; one without a new name is folded."""
-    return frozenset(axis if axis < 0 else names.get(axis, FOLDED) for axis in axes)
+    """The axes after an operation; one without a new name is reduced."""
+    return frozenset(axis if axis < 0 else names.get(axis, REDUCED) for axis in axes)

@@ -1,10 +1,10 @@
-"""One rule for number types, and the only place that says "at least float32".
+"""The rules for dtypes, and the only place that says "at least float32".
 
 | slot | takes | gives |
 |---|---|---|
 | tokens of `embed` | integers | rows of the table |
 | positions, lengths, segments | integers that fit int32 | int32 |
-| what own predicates and biases ask of rows | anything | integers as int32, others as they are |
+| row metadata of your predicates and biases | anything | integers as int32, others as they are |
 | x of `linear`, norms, waves, softmax on arrays … | floats | the type of x |
 | queries and keys | real numbers | at least float32 |
 | biases and temperatures | real numbers | the type of the scores |
@@ -12,15 +12,15 @@
 | values | real numbers | floats stay; integers and booleans count as float32 |
 | masks | booleans | |
 | parameters | floats | the type that was declared, or that the caller gives |
-| context that is computed with | anything | the `compute` type of `precision` |
+| other context | anything | the `compute` type of `precision` |
 
 Integers may be signed or unsigned, of 8 to 64 bits. Positions, lengths and segments become int32
 where they enter a term, because differences of unsigned integers wrap around. Floats are refused in
-their place, because bfloat16 rounds 257 to 256. A number outside int32 is refused where its
-value is known; a traced one wraps around, as `astype` does.
+their place, because bfloat16 rounds 257 to 256. A known number outside int32 is refused; a traced
+one wraps around, as `astype` does.
 
-Integers and booleans that are mixed or scored count as float32, those of 64 bits as float64, as in
-`jnp.mean`. Complex numbers are refused. Where x, parameters and context have one float type, no
+Integers and booleans as queries, keys or values count as float32, those of 64 bits as float64, as
+in `jnp.mean`. Complex numbers are refused. Where x, parameters and context have one float type, no
 result depends on `jax_numpy_dtype_promotion`.
 """
 
@@ -42,7 +42,7 @@ __all__ = ["counts_as", "floating", "numbered", "row_numbers", "uncounted", "wid
 
 
 def counts_as(value: Any) -> Any:
-    """The type of floats that real numbers count as: floats as they are, others as `jnp.mean` does.
+    """The float type that real numbers count as: their own, or for integers that of `jnp.mean`.
 
     Raises CompositionError for complex numbers.
 
@@ -61,7 +61,7 @@ def counts_as(value: Any) -> Any:
 
 
 def floating(x: Array) -> Array:
-    """The numbers in the type of floats that they count as.
+    """x in the float type that it counts as.
 
     >>> floating(jnp.array([True, False]))
     Array([1., 0.], dtype=float32)
@@ -70,7 +70,7 @@ def floating(x: Array) -> Array:
 
 
 def wide(*values: Any) -> Any:
-    """The type that sums over these run in: their common one, and at least float32.
+    """The dtype of sums over these values: their common dtype, and at least float32.
 
     >>> wide(jnp.zeros(1, jnp.bfloat16), jnp.zeros(1, jnp.int8))
     dtype('float32')
@@ -80,17 +80,17 @@ def wide(*values: Any) -> Any:
 
 
 def widened(x: Array) -> Array:
-    """The numbers in at least float32."""
+    """x in at least float32."""
     return x.astype(wide(x))
 
 
 def uncounted(name: str, kind: Any) -> str:
-    """Why numbers of rows of this type are refused."""
+    """The error text for positions or row metadata of a dtype that is no integer."""
     return f"{name} holds integers, not {kind}: give it in jnp.int32, as it was counted"
 
 
 def row_numbers(name: str, value: Any) -> Any:
-    """A piece of context about rows: integers as int32, anything else as it is.
+    """Row metadata from the context: integers as int32, anything else unchanged.
 
     Raises ContextError for a known number outside int32, and for a list.
 
@@ -117,7 +117,7 @@ def row_numbers(name: str, value: Any) -> Any:
 
 
 def numbered(context: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """The context, with the integers of some names as int32."""
+    """The context, with integers under `names` as int32."""
     return {
         name: row_numbers(name, value) if name in names else value
         for name, value in context.items()

@@ -1,4 +1,4 @@
-"""Errors: inner code gives the reason, the composition adds what, where and the shapes, once."""
+"""Errors: inner code gives the reason; a composition adds the stage, its line and the shapes."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ __all__ = ["CompositionError", "ContextError", "ParameterError", "TermError"]
 
 
 class Line(NamedTuple):
-    """One stage of a pipeline as an error shows it: the stage and what it turns into what."""
+    """One stage of a pipeline as an error shows it: the stage, and the shapes in and out."""
 
     stage: str
     flow: str
 
 
 def brief(stage: str, width: int = 64) -> str:
-    """The text of a stage, shortened where a line would not hold it."""
+    """The text of a stage, cut to `width` characters."""
     return stage if len(stage) <= width else stage[: width - 1] + "…"
 
 
 class TermError(ValueError):
     """Base of every error that a term raises.
 
-    `reason` is what is wrong and what would fix it. `placed` adds the stage at fault and the
-    pipeline that led there; an error is placed once, by the innermost composition around it, and
-    passes through outer terms unchanged.
+    `reason` says what is wrong and what would fix it. `placed` adds the stage at fault and the
+    pipeline up to it. The innermost composition places an error, and outer terms pass it on
+    unchanged.
     """
 
     def __init__(self, reason: str, headline: str = "", pipeline: Sequence[Line] = ()):
@@ -49,12 +49,12 @@ class TermError(ValueError):
 
 
 class CompositionError(TermError):
-    """Stages that do not fit each other, or a value that does not fit its stage."""
+    """Two stages do not fit each other, or a value does not fit its stage."""
 
 
 class ContextError(TermError):
-    """A keyword that a term needs and did not get, or got and does not know, or cannot use."""
+    """A keyword is missing, is one that no stage reads, or has a value that cannot be used."""
 
 
 class ParameterError(TermError):
-    """Parameters that belong to another term: missing, left over, or of another shape."""
+    """Parameters do not fit the term: some are missing, unknown, or of another shape."""

@@ -1,4 +1,4 @@
-"""Executions: what it means to run a term. Here is what all of them share."""
+"""Executions: what it means to run a term. `Run` is the base of all of them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .context import Context, Head
 __all__ = ["Form", "Name", "Run", "put", "select"]
 
 Name = str | Mapping[str, str]
-"""Where a part's parameters lie in its form's: under a name, under several names of the form
-(a composition inside another form gives its stages' parameters to that form), or, for "", all."""
+"""Where a part's parameters lie in those of its form: under one name; "" if they are the same; or
+{stage's name: form's name}, for a composition whose stages the form lists as its own."""
 
 
 class Form(Protocol):
@@ -27,10 +27,30 @@ class Form(Protocol):
 
 
 class Run:
-    """An execution: what it means to run a term's parts. Here is what all executions share.
+    """An execution: what it means to run a term. A subclass overrides some of these hooks.
 
-    `outputs` is what an execution leaves behind beside the value, named like the parameters:
-    declarations, observed values, new state.
+    A term's `wire` calls:
+
+        leaf        compute a primitive
+        part        run one part of a form, with the parameters under its name
+        lookup      run the stages of a lookup, from entries to the answer
+        mapped      run the part of `heads` or `each` under vmap, once per head or batch element
+        repeated    run the blocks of a `repeat`, one after the other
+        shared      run a part whose parameters all heads, or all layers, share
+        everywhere  run a part whose parameters stand at the top of the tree
+
+    `part` and `mapped` call:
+
+        enter       make the execution of what lies under a name
+        place       give the path and the aliases of what lies under a name
+        copies      give the arrays that vmap maps, their axes, and the execution inside vmap
+        look        inspect the function that vmap is about to map
+        kept        give the outputs that leave vmap, as arrays
+        regain      turn these arrays back into outputs
+
+    `outputs` is what an execution gives beside the value, in a tree named like the parameters:
+    declarations, observed values, or new state. `path` and `aliases` name the place in that tree;
+    all executions of one call share `root`.
     """
 
     def __init__(self, root: Any, path: tuple[str, ...] = (), aliases: Any = None):
@@ -38,15 +58,15 @@ class Run:
         self.outputs: dict[str, Any] = {}
 
     def leaf(self, term: Any, x: Any, context: Context) -> Any:
-        """Run a primitive."""
+        """Compute a primitive."""
         raise NotImplementedError
 
     def enter(self, name: Name) -> Run:
-        """This execution, for what lies under `name`."""
+        """The execution of a part whose parameters lie under `name`."""
         raise NotImplementedError
 
     def place(self, name: Name) -> tuple[tuple[str, ...], Mapping[str, str]]:
-        """The path and the aliases of what lies under `name`."""
+        """The path and the aliases of a part whose parameters lie under `name`."""
         if not isinstance(name, str):
             return self.path, {k: self.aliases.get(v, v) for k, v in name.items()}
         if not name:
@@ -69,10 +89,11 @@ class Run:
         self, form: Form, x: Any, context: Context, size: int, axis: int | None,
         given: Mapping[str, Any], copies: str | None,
     ) -> Any:  # fmt: skip
-        """Run a form's one part `size` times side by side; results are stacked on axis 0.
+        """Run a form's one part under vmap, `size` times; results are stacked on axis 0.
 
-        x is mapped over `axis` (None: every copy gets it whole), the context in `given` over axis
-        0. `copies` names the axis of parameters that each copy has to itself.
+        x is mapped over `axis`, or passed whole if `axis` is None; the context in `given` is mapped
+        over axis 0. `copies` names the axis of parameters to map, "heads", or is None if every
+        batch element uses the same parameters.
         """
         inner = self.enter(form.names[0])
         arguments, axes, resume = inner.copies(copies)
@@ -91,29 +112,29 @@ class Run:
         return y
 
     def look(self, one: Callable, arguments: tuple, axes: tuple) -> None:
-        """See the function of one copy, `one(*arguments)`, before it is mapped over the axes."""
+        """Inspect `one`, the function of a single head, before vmap maps it over `axes`."""
 
     def copies(self, name: str | None) -> tuple[Any, Any, Callable[[Any], Run]]:
-        """What vmap maps for each copy: arrays, their axes, and the execution they resume."""
+        """Arrays for vmap to map, their axes, and a function from one slice to its execution."""
         raise NotImplementedError
 
     def lookup(
         self, form: Form, lookup: Any, x: Any, context: Context, step: Callable[[int, Any], Any]
     ) -> Any:
-        """Ask a dictionary: here stage by stage, on one table of all queries and keys.
+        """Run a lookup, here stage by stage on one (T, S) table: the reference meaning.
 
-        This is the reference meaning. `step(place, value)` runs the stage at a place of the form.
+        `step(place, value)` runs the stage at a place of the form.
         """
         for place in lookup.order:
             x = step(place, x)
         return x
 
     def repeated(self, form: Any, x: Any, context: Context) -> Any:
-        """Run the parts of a repeat one after the other, again and again."""
+        """Run the parts of a repeat in turn, `form.repeats` blocks in all."""
         raise NotImplementedError
 
     def shared(self, form: Any, x: Any, context: Context) -> Any:
-        """Run a part whose parameters all copies, or all layers, share."""
+        """Run a part whose parameters all heads, or all layers, share."""
         return self.part(form, 0, x, context)
 
     def everywhere(self, form: Any, x: Any, context: Context) -> Any:
@@ -121,23 +142,23 @@ class Run:
         raise NotImplementedError
 
     def kept(self) -> Any:
-        """What of the outputs leaves a mapped function: arrays."""
+        """The outputs that leave a function under vmap: a tree of arrays."""
         return self.outputs
 
     def regain(self, kept: Any, name: str | None, size: int) -> dict[str, Any]:
-        """The outputs of a mapped function, from what left it."""
+        """The outputs of `mapped`, from the arrays of `kept` stacked by vmap."""
         return kept
 
 
 def select(tree: Mapping[str, Any], name: Name) -> Mapping[str, Any]:
-    """The part of a tree that lies under a name."""
+    """The subtree under a name."""
     if not isinstance(name, str):
         return {local: tree[place] for local, place in name.items() if place in tree}
     return tree.get(name, {}) if name else tree
 
 
 def put(tree: dict[str, Any], name: Name, inner: dict[str, Any]) -> dict[str, Any]:
-    """The tree with `inner` under a name, merged with what is there; empty dicts are dropped."""
+    """The tree with `inner` merged into the subtree under a name; an empty `inner` adds nothing."""
     if not inner:
         return tree
     if isinstance(name, str) and name:

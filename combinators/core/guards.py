@@ -1,4 +1,4 @@
-"""Guards: how a word's arguments, and a class of one's own, are refused where they are wrong."""
+"""Guards: checks of the fields of a term, of names, and of classes that users write."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ARRAYS = "what is learned is a parameter (learned(shape)), any other array is co
 
 @cache
 def check_class(cls: type) -> None:
-    """Refuse a class of terms that is not a frozen dataclass with all its fields."""
+    """Raise CompositionError unless a class is a frozen dataclass whose every field is declared."""
     own = {
         name for name, kind in inspect.get_annotations(cls).items() if "ClassVar" not in str(kind)
     }
@@ -31,7 +31,7 @@ def check_class(cls: type) -> None:
 
 
 def check_hashable(term: Any) -> None:
-    """Refuse a term with a field that has no hash, by the word that holds it."""
+    """Raise CompositionError for a term with an unhashable field, and name the part that has it."""
     try:
         hash(term)
     except TypeError:
@@ -60,21 +60,21 @@ def hashable(value: Any) -> bool:
 
 
 def as_name(value: Any, word: str) -> str:
-    """The value if it names a piece of context; else an error that shows what does."""
+    """The value, which is a name in the context; raises CompositionError for anything else."""
     if not isinstance(value, str) or not value:
         raise CompositionError(f"{word} takes a name of the context, not {told(value)}")
     return value
 
 
 def as_place(value: Any, word: str) -> str:
-    """The value if parameters can lie under it, as under an identifier of Python."""
+    """The value, which is an identifier; raises CompositionError for anything else."""
     if not isinstance(value, str) or not value.isidentifier():
         raise CompositionError(f"{word} takes a name, not {told(value)}")
     return value
 
 
 def as_names(value: Any, word: str) -> tuple[str, ...]:
-    """Names of the context: a tuple of them, or one by itself."""
+    """One name in the context, or several, as a tuple of names."""
     names = (value,) if isinstance(value, str) else value
     if not isinstance(names, (tuple, list, set, frozenset)):
         raise CompositionError(f"{word} takes names of the context, not {told(value)}")
@@ -85,7 +85,7 @@ def as_names(value: Any, word: str) -> tuple[str, ...]:
 def unread(
     gives: str, name: str, term: Any, known: frozenset[str], verb: str = "reads"
 ) -> CompositionError:
-    """A form gives a term some context that no part of it reads."""
+    """The error for a form that gives a term context which no part of it reads."""
     close = get_close_matches(name, known, 1)
     hint = f"; did you mean {close[0]}?" if close else ""
     names = ", ".join(sorted(known)) or "nothing"

@@ -1,4 +1,4 @@
-"""Kinds: what is known of a value before it exists, and how values are shown in words."""
+"""Kinds: what composition knows of a value in advance, and values as error messages show them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["Width", "fits", "mistaken", "show", "spec", "told"]
 
 @dataclasses.dataclass(frozen=True)
 class Width:
-    """The kind of an array, as far as a composition knows it: the width of its last axis.
+    """The kind of an array: the width of its last axis, None if it is not known.
 
-    The kind of a record is the same record with widths in place of arrays, the kind of a tuple a
-    tuple of kinds, and None stands for a value about which nothing is known yet.
+    The kind of a record is the record with a Width in place of each array. The kind of a tuple is
+    a tuple of kinds. None is the kind of a value of which nothing is known.
     """
 
     width: int | None = None
 
 
 def spec(value: Any) -> Any:
-    """The abstract value: the same tree with shapes and types in place of arrays."""
+    """The abstract value: the same tree with a ShapeDtypeStruct in place of each array."""
 
     def one(leaf):
         if isinstance(leaf, Width):
@@ -38,7 +38,7 @@ def spec(value: Any) -> Any:
 
 
 def fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
-    """Whether each axis is that of the whole table or 1."""
+    """Whether a shape broadcasts to `whole`."""
     padded = (1,) * (len(whole) - len(shape)) + shape
     return len(padded) == len(whole) and all(
         n in (1, m) for n, m in zip(padded, whole, strict=True)
@@ -46,7 +46,7 @@ def fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
 
 
 def show(value: Any) -> str:
-    """A value, its abstract form or its kind, in the words of an error message."""
+    """A value, abstract value or kind, as an error message shows it."""
     match value:
         case None:
             return "anything"
@@ -70,21 +70,21 @@ def show(value: Any) -> str:
 
 
 def told(value: Any) -> str:
-    """What a user wrote, in an error message: an array by its shape, a long text shortened."""
+    """An argument as an error message quotes it: an array by its shape, a long repr cut."""
     if isinstance(value, (jax.Array, np.ndarray)):
         return f"an array {show(value)}"
     return brief(repr(value))
 
 
 class HasName(Protocol):
-    """A term, of which an error needs the name alone."""
+    """A term, of which an error needs only the name."""
 
     @property
     def name(self) -> str: ...
 
 
 def mistaken(term: HasName, wanted: str, kind: Any) -> str:
-    """Why a term cannot read a value of this kind, and what is missing in between."""
+    """The error text for a term that takes `wanted` and gets `kind`, with the missing stage."""
     between = {
         (Entries, "scores"): "score(…) turns entries into scores",
         (Entries, "weights"): "score(…), then normalize(…), turn entries into weights",

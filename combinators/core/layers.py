@@ -1,8 +1,8 @@
-"""The two forms of a repeated block's parameters: stacked on a leading axis, or n separate dicts.
+"""The two layouts of a repeated block's parameters: stacked on a leading axis, or n dicts.
 
-Stacked parameters run as one `lax.scan`, so compile time is flat in depth. A dict of n blocks,
-{"0": …, "1": …}, runs unrolled: faster single steps, and layers that can differ. What layers
-share stands beside the blocks, once.
+Stacked parameters run as one `lax.scan`, so compile time does not grow with depth. A dict of n
+blocks, {"0": …, "1": …}, runs unrolled: single steps are faster, and layers can differ. Parameters
+that all layers share stand beside the blocks, once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def stack(term: Term, params: Mapping[str, Any]) -> Tree:
     >>> sorted(unstack(term, params)), sorted(stack(term, unstack(term, params)))
     (['0', '1', '2'], ['linear'])
     """
-    return rewrite(term, plain(params), lambda form, tree: together(form, tree), inner_first=True)
+    return rewrite(term, plain(params), together, inner_first=True)
 
 
 def unstack(term: Term, params: Mapping[str, Any]) -> Tree:
@@ -52,7 +52,7 @@ def unstack(term: Term, params: Mapping[str, Any]) -> Tree:
 
 
 def apart(term: Term, declared: Tree, params: Any) -> Tree:
-    """Declarations, with those repeats taken apart that the parameters have taken apart."""
+    """Declarations with each repeat unstacked whose parameters are unstacked."""
     if not isinstance(params, Mapping):
         return declared
     if term.repeats and "0" in params and "0" not in declared:
@@ -64,7 +64,7 @@ def apart(term: Term, declared: Tree, params: Any) -> Tree:
 
 
 def places(term: Term, tree: Tree) -> list[tuple[Name, Term]]:
-    """Each part with its place in this tree: a repeat taken apart has its parts many times."""
+    """Each part with its place in this tree; an unstacked repeat lists a part once per layer."""
     if term.repeats and "0" in tree:
         return [(str(i), term.parts[i % len(term.parts)]) for i in range(term.repeats)]
     return list(zip(term.names, term.parts, strict=True))
@@ -73,7 +73,7 @@ def places(term: Term, tree: Tree) -> list[tuple[Name, Term]]:
 def rewrite(
     term: Term, tree: Tree, convert: Callable[[Term, Tree], Tree], inner_first: bool
 ) -> Tree:
-    """The tree with `convert(repeat, its tree)` in place of every repeat's tree."""
+    """The tree with `convert(form, subtree)` in place of the subtree of each repeat `form`."""
     if term.repeats and not inner_first:
         tree = convert(term, tree)
     for name, part in places(term, tree):
@@ -83,6 +83,7 @@ def rewrite(
 
 
 def replaced(tree: Tree, name: Name, inner: Tree) -> Tree:
+    """The tree with `inner` in place of the subtree under a name."""
     if not inner:
         return tree
     if isinstance(name, str):
@@ -91,30 +92,31 @@ def replaced(tree: Tree, name: Name, inner: Tree) -> Tree:
 
 
 def common(term: Term, tree: Tree) -> Tree:
-    """The part of a block's parameters that all layers share."""
+    """The subtree of a block's parameters that all layers share."""
     if getattr(term, "across", None) == "layers":
         return tree
-    found: Tree = {}
-    if not term.repeats:
+    shared: Tree = {}
+    if not term.repeats:  # a repeat inside the block has layers of its own
         for name, part in zip(term.names, term.parts, strict=True):
-            found = put(found, name, common(part, dict(select(tree, name))))
-    return found
+            shared = put(shared, name, common(part, dict(select(tree, name))))
+    return shared
 
 
-def without(tree: Tree, gone: Tree) -> Tree:
-    """The tree less what is in another."""
-    kept: Tree = {}
+def without(tree: Tree, other: Tree) -> Tree:
+    """The tree without the leaves that stand in another tree as well."""
+    rest: Tree = {}
     for name, value in tree.items():
-        if isinstance(value, dict) and isinstance(gone.get(name), dict):
-            value = without(value, gone[name])
+        if isinstance(value, dict) and isinstance(other.get(name), dict):
+            value = without(value, other[name])
             if value:
-                kept[name] = value
-        elif name not in gone:
-            kept[name] = value
-    return kept
+                rest[name] = value
+        elif name not in other:
+            rest[name] = value
+    return rest
 
 
 def leafwise(function: Callable[..., Any], *trees: Tree) -> Tree:
+    """A function of the leaves of trees, which are arrays or declarations."""
     return jax.tree.map(function, *trees, is_leaf=lambda leaf: isinstance(leaf, Parameter))
 
 
@@ -124,7 +126,8 @@ def taken_apart(
     take: Callable[[Any, int], Any],
     keep: Callable[[Any], Any] = lambda leaf: leaf,
 ) -> Tree:
-    """Stacked blocks as {"0": …, "1": …}: `take` is one layer of a leaf, `keep` a shared leaf."""
+    """Stacked blocks as {"0": …, "1": …}: `take(leaf, period)` slices a leaf of the block's own,
+    `keep(leaf)` converts one that all layers share."""
     blocks: Tree = {}
     for layer in range(form.repeats):
         period, index = divmod(layer, len(form.parts))
@@ -137,6 +140,7 @@ def taken_apart(
 
 
 def together(form: Term, tree: Tree) -> Tree:
+    """The blocks {"0": …, "1": …} of a repeat, stacked on a leading axis."""
     if "0" not in tree:
         return tree
     numbers = [str(layer) for layer in range(form.repeats)]

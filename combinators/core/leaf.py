@@ -1,4 +1,4 @@
-"""Leaves: the primitives of the language, which compute and combine nothing."""
+"""Leaves: the primitives of the language, each a function of one input without parts."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from .kinds import Width, mistaken, told
 from .marks import Marks
 from .parameter import Parameter, is_parameter
 from .records import Scores
-from .source import place
+from .source import file_line
 from .term import In, Out, Term
 
 __all__ = ["Leaf", "Stage"]
 
 
 class Leaf(Term[In, Out]):
-    """A primitive: what it learns, and what it computes. The base for your own.
+    """A primitive: the base class for your own.
 
-    Write a frozen dataclass with two pure methods; widths are read off x, never written twice.
+    Write a frozen dataclass with two pure methods. `parameters(x)` declares what is learned, with
+    widths read off x; `apply(params, x, context)` is the equation.
 
     >>> import dataclasses, jax, jax.numpy as jnp
     >>> @dataclasses.dataclass(frozen=True)
@@ -46,15 +47,15 @@ class Leaf(Term[In, Out]):
     parts = ()
     random: ClassVar[bool] = False
     rowwise: ClassVar[bool] = False
-    """Whether a row of what it gives depends on that row of x alone, and may run step by step."""
+    """Whether each row of the output depends on that row of x alone, so that steps may run it."""
 
     @property
     def learns(self) -> bool:
-        """Whether it may declare parameters of its own."""
+        """Whether the class declares parameters."""
         return type(self).parameters is not Leaf.parameters
 
     def parameters(self, x: Any) -> dict[str, Parameter]:
-        """What is learned, from the (abstract) value that goes in."""
+        """The declarations of parameters by name, for an abstract input x."""
         return {}
 
     def apply(self, params: Mapping[str, Array], x: Any, context: Context) -> Any:
@@ -66,12 +67,12 @@ class Leaf(Term[In, Out]):
 
 
 class Stage(Leaf[Scores, Scores]):
-    """A step between score and normalize: one pure function of a tile of scores.
+    """A stage between score and normalize: one pure function of a tile of scores.
 
-    `operands` is whatever the tile needs of parameters and context beside the scores and marks;
-    `tile` sees one tile: score (t, s), and marks with every fact laid along its axis, so that
-    `marks.query.position - marks.key.position` is a (t, s) table. Executions call `apply`, with
-    the whole table as one tile or with many small ones, and `apply` calls these two.
+    `operands(params, context)` gives the arrays that `tile` reads beside scores and marks.
+    `tile(operands, score, marks)` maps a tile (t, s) to a tile (t, s). Row metadata of queries has
+    shape (t, 1) and that of keys (1, s), so `marks.query.position - marks.key.position` is (t, s).
+    Executions call `apply` on the whole table (T, S) or on many small tiles.
     """
 
     rowwise = True
@@ -79,12 +80,12 @@ class Stage(Leaf[Scores, Scores]):
 
     @property
     def marked(self) -> bool:
-        """Whether the tile looks at marks."""
+        """Whether `tile` reads marks."""
         return False
 
     @property
     def facts(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The context that the tile finds in marks.query and in marks.key, by name."""
+        """The names of row metadata that `tile` reads in marks.query, and those in marks.key."""
         return (), ()
 
     @cached_property
@@ -116,7 +117,7 @@ class Stage(Leaf[Scores, Scores]):
 
 
 def of_pairs(term: Any, table: Any, before: Array) -> Any:
-    """A table in place of another: one number for each pair of a query and a key, as before."""
+    """The table; raises CompositionError unless it has the shape of the scores before it."""
     if jnp.shape(table) != before.shape:
         raise CompositionError(
             f"{term!r} gives one number for each pair of a query and a key, {before.shape}, and "
@@ -126,7 +127,7 @@ def of_pairs(term: Any, table: Any, before: Array) -> Any:
 
 
 def spread(term: Any, marks: Marks | None, context: Context) -> Marks | None:
-    """Marks with the facts that a stage asks for, laid along the axes of the whole table."""
+    """Marks with the row metadata that a stage reads, queries as (T, 1) and keys as (1, S)."""
     if marks is None:
         if term.marked:
             raise after_union(term)
@@ -136,7 +137,7 @@ def spread(term: Any, marks: Marks | None, context: Context) -> Marks | None:
 
 
 def after_union(term: Term) -> CompositionError:
-    """After union, rows of several dictionaries stand side by side, and marks mean nothing."""
+    """The error for a stage that reads marks after `union`, whose keys have no common positions."""
     return CompositionError(
         f"write {term!r} inside each branch of union, before keys of several dictionaries stand "
         "side by side"
@@ -150,13 +151,13 @@ UNDECIDED = (
 
 
 def asks_for_truth(error: Exception) -> bool:
-    """Whether an array was used as one truth value: traced, or known by number."""
+    """Whether an error comes from using an array, traced or not, as one truth value."""
     traced = isinstance(error, jax.errors.TracerBoolConversionError)
     return traced or "truth value of an array" in str(error)
 
 
 def parameters_of(term: Leaf, x: Any) -> dict[str, Any]:
-    """What a primitive declares: a dict of Parameter, by name."""
+    """The parameters that a primitive declares, in a dict, checked."""
 
     def check(declared: Any, name: str) -> None:
         if is_parameter(declared):
@@ -180,7 +181,7 @@ def parameters_of(term: Leaf, x: Any) -> dict[str, Any]:
 
 
 def compute(term: Leaf, params: Mapping[str, Array], x: Any, context: Context, path) -> Any:
-    """A leaf's equation, in the precision of the context and with a key of the leaf's own."""
+    """Apply a leaf, in the precision of the context and with a random key of its own."""
     read = {name: context[name] for name in term.reads - term.row_facts}
     params, read = context.scope.precision.cast((params, read))
     context = context | read
@@ -193,7 +194,7 @@ def compute(term: Leaf, params: Mapping[str, Array], x: Any, context: Context, p
 
 @contextmanager
 def blaming(term: Leaf) -> Iterator[None]:
-    """What a primitive raises, with the primitive that raised it."""
+    """Add the primitive at fault to an exception that it raises."""
     try:
         yield
     except TermError:
@@ -203,8 +204,8 @@ def blaming(term: Leaf) -> Iterator[None]:
             raise CompositionError(f"{brief(repr(term))} {UNDECIDED}") from error
         says = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
         raise CompositionError(f"{term!r} raised {says}") from error
-    except Exception as error:  # passes as it is, and says where it was raised
+    except Exception as error:  # keeps its type, and gains a note
         error.add_note(
-            f"in {term!r}" + (f", written at {place(*term.written)}" if term.written else "")
+            f"in {term!r}" + (f", written at {file_line(*term.written)}" if term.written else "")
         )
         raise

@@ -1,7 +1,7 @@
-"""The Lookup: a question to a dictionary, from its entries to an answer, as one node.
+"""The Lookup: the stages that score, mask, normalize and aggregate, as one node.
 
-A composition groups the run of stages that score, mask, normalize and aggregate. Every execution
-of the run is a function of this node (`Run.lookup` is the reference meaning).
+A composition groups such stages, from entries to the answer. An execution runs the node as a whole,
+so it may stream tiles or read a cache; `Run.lookup` is the reference meaning.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Lookup", "segments"]
 
 @dataclasses.dataclass(frozen=True)
 class Lookup:
-    """Stages of a composition with their places in it, in order of application."""
+    """Stages of a composition with their places in it, in the order of application."""
 
     stages: tuple[tuple[int, Term], ...]
 
@@ -26,8 +26,8 @@ class Lookup:
     def order(self) -> tuple[int, ...]:
         """The places in the order in which stages run: masks before the score that they follow.
 
-        A mask looks at marks alone, so it commutes with every stage up to the score. Known first,
-        it tells the score which rows take no part, and nothing is ever computed from those.
+        A mask reads marks alone, so it commutes with every stage back to the score. Run first, it
+        tells the score which queries and keys are active, and the others enter no product.
         """
         order: list[tuple[int, Term]] = []
         for place, stage in self.stages:
@@ -42,14 +42,14 @@ class Lookup:
 
 
 def inner(stage: Term) -> Term:
-    """A stage without the wrappers that name or share it."""
+    """A stage without the wrappers that name it or share its parameters."""
     while len(stage.parts) == 1 and (stage.names == ("",) or stage.given):
         (stage,) = stage.parts
     return stage
 
 
 def segments(parts: tuple[Term, ...]) -> tuple[int | Lookup, ...]:
-    """A composition's parts by place, every run of stages of a lookup grouped into one."""
+    """The places of a composition's parts, with the stages of each lookup grouped into one node."""
     groups: list[int | Lookup] = []
     kind: Any = None
     for place, part in enumerate(parts):

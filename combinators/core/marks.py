@@ -1,4 +1,4 @@
-"""Marks: what is known of the rows of a table of scores, on the side of queries and of keys."""
+"""Marks: positions and row metadata of the queries and the keys of a table of scores."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def record(cls: type[Class]) -> type[Class]:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The integers start, start + 1, …: positions that are known without an array."""
+    """The integers start, start + 1, …, stop - 1: positions that are known while tracing."""
 
     start: int
     length: int
@@ -41,7 +41,7 @@ class Range:
         return jnp.arange(self.start, self.stop, dtype=jnp.int32)
 
     def take(self, table: Array, axis: int) -> Array:
-        """These rows of a table that has all rows along `axis`."""
+        """The slice of a table at these integers along `axis`."""
         if table.shape[axis] == self.length:
             return table
         return jax.lax.slice_in_dim(table, self.start, self.stop, axis=axis)
@@ -49,7 +49,7 @@ class Range:
 
 @record
 class Slice:
-    """`length` integers from `start` on: the rows of a tile, where only running tells which."""
+    """The integers start, …, start + length - 1, with a traced start: the rows of a tile."""
 
     start: Any
     length: int = dataclasses.field(metadata={"static": True})
@@ -58,7 +58,7 @@ class Slice:
         return self.start + jnp.arange(self.length, dtype=jnp.int32)
 
     def take(self, table: Array, axis: int) -> Array:
-        """These rows of a table that has all rows along `axis`."""
+        """The slice of a table at these integers along `axis`."""
         return jax.lax.dynamic_slice_in_dim(table, self.start, self.length, axis)
 
 
@@ -69,11 +69,11 @@ def numbers(rows: Any) -> Array:
 
 @record
 class Rows:
-    """Facts about the rows of one side of a table of scores, one entry per row.
+    """Metadata of the queries, or of the keys, of a table of scores: one entry per row.
 
-    `position` is what predicates and biases compare; `index` is the row's place in its sequence;
-    `facts` holds what a stage asked the context for, by name: `rows["segments"]`; `span` is the
-    index where its rows follow one another.
+    `position` is compared by predicates and biases. `index` is the row's number in its sequence.
+    `facts` holds row metadata that a stage read from the context: `rows["segments"]`. `span` is
+    the index of rows that `spread` has made an array, if they follow one another.
     """
 
     position: Any
@@ -87,14 +87,14 @@ class Rows:
                 f"marks hold {name!r} where a stage asks for it by name: "
                 f"bias(fn, rows=({name!r},)), predicate(fn, ({name!r},))"
             )
-        found = self.facts[name]
-        if found is None:
+        value = self.facts[name]
+        if value is None:
             raise ContextError(
                 f"{name} has one entry for each row of the other side of the table, and none for "
                 f"these {jnp.size(self.index)}: name the rows of each side, such as "
                 f"same({name!r}, 'memory_{name}')"
             )
-        return found
+        return value
 
     @property
     def length(self) -> int:
@@ -103,13 +103,14 @@ class Rows:
     def read(
         self, names: tuple[str, ...], context: Mapping[str, Any], side: str, other: tuple[str, ...]
     ) -> Rows:
-        """These rows with the named facts from the context: one per row, or one for all.
+        """These rows with the named metadata from the context: one entry per row, or one for all.
 
-        A fact that the other side asks for as well may be of that side alone: it is None here.
+        Metadata that the other side reads as well may have an entry for each of its rows only; then
+        it is None here.
         """
         facts: dict[str, Any] = dict(self.facts)
         for name in names:
-            if name in facts:  # rows that were kept have theirs with them
+            if name in facts:  # cached rows bring their metadata
                 continue
             value = jnp.asarray(context[name])
             count = value.shape[0] if value.ndim else 1
@@ -128,13 +129,13 @@ class Rows:
         return dataclasses.replace(self, facts=facts)
 
     def numbered(self) -> Rows:
-        """These rows with all integers as int32."""
+        """These rows with integers as int32."""
         facts = {name: row_numbers(name, value) for name, value in self.facts.items()}
         position, index = (row_numbers("positions", x) for x in (self.position, self.index))
         return dataclasses.replace(self, position=position, index=index, facts=facts)
 
     def spread(self, axis: int) -> Rows:
-        """The same rows with every per-row fact laid along `axis` of a (T, S) table."""
+        """The same rows with their metadata as (T, 1) for axis 0, or (1, S) for axis 1."""
 
         def lay(value):
             if value is None:
@@ -155,7 +156,7 @@ class Rows:
         })  # fmt: skip
 
     def take(self, table: Array, axis: int) -> Array:
-        """These rows of a table that has all rows along `axis`, or one that counts for all."""
+        """The slice of a table at these rows along `axis`; the table if it has length 1 there."""
         if table.shape[axis] == 1:
             return table
         if self.span is None:
@@ -165,7 +166,7 @@ class Rows:
 
 @record
 class Marks:
-    """What is known about the rows of a table of scores: those that ask, those that answer."""
+    """The rows of a table of scores (T, S): its queries and its keys, with their metadata."""
 
     query: Rows
     key: Rows
@@ -173,26 +174,28 @@ class Marks:
     def read(
         self, query: tuple[str, ...], key: tuple[str, ...], context: Mapping[str, Any]
     ) -> Marks:
+        """These marks with named row metadata from the context, on either side."""
         read = Marks(
             self.query.read(query, context, "query", key),
             self.key.read(key, context, "key", query),
         )
         for name in query:
             if read.query.facts[name] is None and read.key.facts.get(name) is None:
-                self.query.read((name,), context, "query", ())  # it fits neither side
+                self.query.read((name,), context, "query", ())  # fits neither side: raises
         return read
 
     @property
     def in_part(self) -> bool:
-        """Whether these are the rows of one tile of a larger table."""
+        """Whether the rows are those of one tile of a larger table."""
         return isinstance(self.query.index, Slice)
 
     def spread(self) -> Marks:
+        """The same marks with metadata as (T, 1) for queries and (1, S) for keys."""
         return Marks(self.query.spread(0), self.key.spread(1))
 
 
 def rows_at(context: Context, count: int) -> Rows:
-    """Rows at the positions of the context, or else counted from 0."""
+    """`count` rows at the positions in the context, by default 0, 1, …, count - 1."""
     positions = context.get("positions")
     index = Range(0, count)
     if positions is None:

@@ -1,7 +1,7 @@
-"""Functions of marks answer for pairs: what they give of one table is what they give of its tiles.
+"""Functions of marks give one entry per pair of a query and a key, whichever tile holds the pair.
 
-A tile holds some queries and some keys, so a function of marks may not fold a side up: along each
-side its result has one entry per row, or a single one where it does not look at the rows.
+So a function of marks may not reduce over queries or keys. Its result has shape (T, S), or 1 along
+a side whose rows it does not read.
 """
 
 from __future__ import annotations
@@ -21,35 +21,37 @@ __all__ = ["check_pairs"]
 
 
 def check_pairs(what: str, function: Callable[[Any, Any], Any], marks: Marks) -> None:
-    """Refuse a function of marks, laid out as a table, whose result is not one entry per pair."""
+    """Raise CompositionError unless a function of marks gives one entry per pair.
+
+    `marks` are spread: metadata of queries is (T, 1), of keys (1, S).
+    """
     leaves, tree = jax.tree.flatten(marks)
     outline = tuple(jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
-    shape, varies = seen(function, outline, tree)
+    shape, axes = traced(function, outline, tree)
+    reads = tuple(map(bool, axes))
     table = len(marks.query.position), marks.key.position.shape[1]
-    looks = tuple(bool(axes) for axes in varies)
-    looked = [n for n, look in zip(table, looks, strict=True) if look and n != 1]
-    mixed = any(axes - {side, UNKNOWN} for side, axes in enumerate(varies))
     if len(shape) == 2:
-        pairs = zip(shape, table, looks, strict=True)
-        folded = any(size == 1 != n and look for size, n, look in pairs)
+        sides = zip(shape, table, reads, strict=True)
+        reduced = any(size == 1 != n and read for size, n, read in sides)
     else:
-        folded = len(shape) == 1 or (not shape and bool(looked))
-    if folded or mixed:
-        this = f"this one is {shape}" if folded else "an entry of this one mixes or swaps rows"
+        sides = zip(table, reads, strict=True)
+        reduced = len(shape) == 1 or (not shape and any(read and n != 1 for n, read in sides))
+    mixed = any(along - {side, UNKNOWN} for side, along in enumerate(axes))
+    if reduced or mixed:
+        this = f"this one is {shape}" if reduced else "an entry of this one mixes or swaps rows"
         raise CompositionError(
             f"{what} answers for each pair of a query and a key: query.position is "
             f"{(table[0], 1)}, key.position {(1, table[1])} and the result {table}, or 1 along a "
-            f"side that it does not look at; {this}: keep both axes, fold none by any, all or an "
-            "index"
+            f"side that it does not look at; {this}: keep both axes, fold none by "
+            "any, all or an index"
         )
 
 
 @lru_cache(maxsize=512)
-def seen(
+def traced(
     function: Callable[[Any, Any], Any], outline: tuple[Any, ...], tree: Any
 ) -> tuple[tuple[int, ...], tuple[frozenset[int], frozenset[int]]]:
-    """The shape that a function of marks gives, and the axes along which it varies with the rows
-    of each side."""
+    """The shape of a function of marks, and the axes along which queries and keys vary it."""
 
     def table(leaves: Any) -> Any:
         marks = jax.tree.unflatten(tree, leaves)
@@ -61,8 +63,8 @@ def seen(
         def begin(leaf: Any) -> frozenset[int]:
             if leaf.ndim <= side or leaf.shape[side] == 1:
                 return frozenset()
-            laid = leaf.ndim == 2 and leaf.shape[1 - side] == 1
-            return frozenset({side if laid else UNKNOWN})
+            spread = leaf.ndim == 2 and leaf.shape[1 - side] == 1
+            return frozenset({side if spread else UNKNOWN})
 
         return axes_of(closed.jaxpr, [*map(begin, outline)])[0]
 

@@ -1,4 +1,4 @@
-"""The declaration of one learned array, and what forms around a leaf make of it."""
+"""The declaration of one learned array, and the axes that forms around its leaf add."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Initializer = Callable[[Array, tuple[int, ...], Any], Array]
 class Parameter:
     """The declaration of one learned array: shape, initializer, and a logical name for each axis.
 
-    `copies` records the axes that forms around the leaf added, innermost first: (axis, size), or
-    None for a form whose copies share this parameter. `shared` names the forms that still have
-    to skip it.
+    `copies` lists the axes that forms around the leaf added, innermost first: (axis, size) each, or
+    None for a form whose heads or layers share the array. `shared` holds "heads" or "layers" until
+    the next such form around the leaf adds that None.
     """
 
     shape: tuple[int, ...]
@@ -53,7 +53,7 @@ class Parameter:
             )
 
     def copied(self, name: str, size: int, axis: Callable[[Parameter], int]) -> Parameter:
-        """This parameter once per copy, along a new axis called `name`; or shared by the copies."""
+        """This parameter with a new axis `name` of length `size`, or with None if it is shared."""
         if name in self.shared:
             return dataclasses.replace(
                 self, copies=(*self.copies, None), shared=self.shared - {name}
@@ -67,7 +67,7 @@ class Parameter:
         )
 
     def inner(self) -> Parameter:
-        """The parameter as one copy of the outermost form sees it."""
+        """The parameter as one head or layer of the outermost form sees it."""
         last = self.copies[-1]
         rest = dataclasses.replace(self, copies=self.copies[:-1])
         if last is None:
@@ -77,7 +77,7 @@ class Parameter:
         return dataclasses.replace(rest, shape=drop(self.shape), axes=drop(self.axes))
 
     def make(self, key: Array) -> Array:
-        """The parameter's first value; every copy is drawn from a key of its own."""
+        """The initial array; every head and layer is drawn with a key of its own."""
         if not self.copies:
             value = jnp.asarray(self.init(key, self.shape, self.dtype), self.dtype)
             if value.shape != self.shape:
@@ -96,13 +96,13 @@ def is_parameter(value: Any) -> bool:
     return isinstance(value, Parameter)
 
 
-def over(declared: Any, function: Callable[[Parameter], Any]) -> Any:
-    """A function of every declaration in a tree."""
+def map_declared(declared: Any, function: Callable[[Parameter], Any]) -> Any:
+    """A function of each declaration in a tree."""
     return jax.tree.map(function, declared, is_leaf=is_parameter)
 
 
 def copy_axis(parameter: Parameter) -> int:
-    """Copies lie before the last axis, outer before inner: joining them is a plain reshape."""
+    """The axis of heads: before the last, outer before inner, so that a reshape joins heads."""
     return max(0, len(parameter.shape) - 1 - parameter.axes.count("heads"))
 
 
@@ -110,13 +110,13 @@ COPIES: dict[str, Callable[[Parameter], int]] = {"heads": copy_axis, "layers": l
 
 
 def copied(declared: Any, name: str, size: int) -> Any:
-    """Declarations, once per copy."""
-    return over(declared, lambda p: p.copied(name, size, COPIES[name]))
+    """Declarations with a new axis "heads" or "layers" of length `size`."""
+    return map_declared(declared, lambda p: p.copied(name, size, COPIES[name]))
 
 
 def plain(params: Any) -> Any:
-    """Parameters as dicts of arrays, whatever mapping a library holds them in, such as a FrozenDict
-    or a State of flax, and whatever box around each array."""
+    """Parameters as dicts of arrays, from the mappings and boxes of a library, such as flax's
+    FrozenDict, State and Partitioned."""
     if isinstance(params, Mapping):
         return {name: plain(value) for name, value in params.items()}
     leaves = jax.tree.leaves(params)

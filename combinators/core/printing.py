@@ -1,4 +1,4 @@
-"""Printing: a term as Python, and as an equation that reads one way only and fits a screen."""
+"""Printing: a term as Python, and as an unambiguous equation that fits a terminal."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, Protocol
 __all__ = ["COMPOSITION", "POWER", "PRODUCT", "SUM", "Write", "bracketed", "equation", "laid_out"]
 
 Write = Callable[[Any], str]
-"""How a term writes its parts: `repr` as Python, `equation` as mathematics."""
+"""The function that writes a part of a term: `repr` as Python, `equation` as mathematics."""
 
 SUM, PRODUCT, COMPOSITION, POWER, ATOM = range(5)
-"""How tightly a term's equation holds together, from f + g to a word with its arguments."""
+"""The precedence of an equation's outermost operator, from f + g to a word with arguments."""
 
 WIDTH = 80
 """Columns of a terminal."""
 
 
 class Written(Protocol):
-    """A term, of which printing needs its text and how tightly that holds together."""
+    """A term, of which printing needs the text and its precedence."""
 
     @property
     def binding(self) -> int: ...
@@ -31,18 +31,18 @@ def equation(term: Written) -> str:
 
 
 def bracketed(term: Written, binding: int) -> str:
-    """The equation of a part, in brackets unless it holds together more tightly than its form."""
+    """The equation of a part, in brackets unless its precedence is above that of its form."""
     return equation(term) if term.binding > binding else f"({equation(term)})"
 
 
 SEPARATORS = (" + ", " - "), (" · ",), (" ∘ ",), (" ; ",)
-"""What stands between parts, the loosest first."""
+"""The operators of an equation, those of lowest precedence first."""
 
 
 def laid_out(text: str, room: int = WIDTH) -> str:
-    """The text of an equation on lines of at most `room` columns, as far as its words allow.
+    """The text of an equation on lines of at most `room` columns; a single word may be longer.
 
-    A line breaks before an operator, or inside the brackets of a word, the arguments indented.
+    A line breaks before an operator, or inside the brackets of a word, with arguments indented.
 
     >>> print(laid_out("tied(embed(256, 64), rms_norm() ∘ block)", 24))
     tied(
@@ -69,7 +69,7 @@ def laid_out(text: str, room: int = WIDTH) -> str:
 
 
 def filled(lines: list[str], room: int) -> Iterator[str]:
-    """The lines, each joined to the one before as long as both are short enough for one."""
+    """The lines, each joined to the one before it if both fit in `room` columns."""
     line, *rest = lines
     for following in rest:
         joined = f"{line} {following}"
@@ -81,18 +81,19 @@ def filled(lines: list[str], room: int) -> Iterator[str]:
 
 
 def split(text: str, separators: tuple[str, ...]) -> list[tuple[str, str]]:
-    """The parts between separators that stand in no bracket, each with the mark before it."""
+    """The parts of a text between separators outside brackets, each with the operator before it."""
     parts, start, mark = [], 0, ""
     for at, depth in depths(text):
-        found = next((s for s in separators if text.startswith(s, at)), None)
-        if not depth and found:
+        separator = next((s for s in separators if text.startswith(s, at)), None)
+        if not depth and separator:
             parts.append((mark, text[start:at]))
-            start, mark = at + len(found), found.strip()
+            start, mark = at + len(separator), separator.strip()
     return [*parts, (mark, text[start:])]
 
 
 def depths(text: str) -> Iterator[tuple[int, int]]:
-    """Every place of a text with the number of brackets and quotes around it, itself included."""
+    """Each index of a text, with the number of brackets and quotes around its character; a bracket
+    or quote counts itself."""
     depth, quote = 0, ""
     for at, mark in enumerate(text):
         if quote:
@@ -106,5 +107,5 @@ def depths(text: str) -> Iterator[tuple[int, int]]:
 
 
 def indented(text: str, columns: int) -> str:
-    """The text with all lines but the first moved to the right."""
+    """The text with all lines but the first indented."""
     return text.replace("\n", "\n" + " " * columns)

@@ -19,17 +19,20 @@ from .marks import Marks, record
 __all__ = ["Entries", "Scores", "Weights"]
 
 
-def kept(rows: Array, which: Array | None) -> Array:
-    """The rows, with zeros in place of those that take no part: even NaN there reaches nothing."""
-    return rows if which is None else jnp.where(which[:, None], rows, jnp.zeros_like(rows[:1]))
+def zero_inactive(rows: Array, active: Array | None) -> Array:
+    """Rows (T, d), with zeros where `active` (T,) is false: a NaN there must not reach a product.
+
+    `active` is None where all rows are active.
+    """
+    return rows if active is None else jnp.where(active[:, None], rows, jnp.zeros_like(rows[:1]))
 
 
 def covered(score: Array, visible: Array | None) -> Array:
-    """The scores, each hidden one replaced by the largest visible one of its row.
+    """Scores (T, S), each hidden one replaced by the largest visible score of its row.
 
-    A function that is finite on visible scores, with a finite derivative, is then so everywhere:
-    the cotangent of a hidden score is 0, and 0 times infinity would be NaN. A row that sees nothing
-    takes the largest visible score of the other rows.
+    A function may be infinite at a hidden score. That score's cotangent is 0, and 0 times an
+    infinite derivative would be NaN. A row without a visible score takes the largest visible score
+    of the other rows.
     """
     if visible is None or not score.size:
         return score
@@ -53,15 +56,14 @@ def either(a: Array | None, b: Array | None) -> Array | None:
 
 
 class Record:
-    """What the three records have in common."""
+    """The base of the three records."""
 
     marks: Any
     order: Array | None
 
     @property
     def sorting(self) -> Array | None:
-        """The permutation (S,) that puts the keys in the order of their positions; None where they
-        stand in it."""
+        """The permutation (S,) that sorts the keys by position; None if they are sorted."""
         if self.order is not None or self.marks is None:
             return self.order
         position = self.marks.key.position
@@ -73,12 +75,12 @@ class Record:
 
 @record
 class Entries(Record):
-    """A question to a dictionary, before it is scored.
+    """Queries, keys and values, before they are scored.
 
-    query (T, d), key (S, d), value (S, e); `visible` (T, S) is what the masks leave, None where
-    nothing is masked; `live` (S,) marks the keys that some query sees, None where all are seen;
-    `awake` (T,) the queries that see some key, None where all do; `order` (S,) sorts the keys by
-    position where their marks do not.
+    query (T, d), key (S, d), value (S, e). `visible` (T, S) is true where no mask hides the key
+    from the query, and None without a mask. `active_keys` (S,) are those that a query sees, None if
+    all are; `active_queries` (T,) those that see a key, None if all do. `order` (S,) sorts cached
+    keys by position.
     """
 
     query: Any
@@ -86,32 +88,32 @@ class Entries(Record):
     value: Any
     marks: Any
     visible: Array | None = None
-    live: Array | None = None
-    awake: Array | None = None
+    active_keys: Array | None = None
+    active_queries: Array | None = None
     order: Array | None = None
 
 
 @record
 class Scores(Record):
-    """How well each query matches each key: score (T, S) with `visible`, value (S, e)."""
+    """A score for each pair of a query and a key: score (T, S), value (S, e); else as Entries."""
 
     score: Any
     value: Any
     marks: Any
     visible: Array | None = None
-    live: Array | None = None
-    awake: Array | None = None
+    active_keys: Array | None = None
+    active_queries: Array | None = None
     order: Array | None = None
 
     @property
     def covered(self) -> Array:
-        """The scores as functions of them take them: see `covered`."""
+        """The scores, with hidden ones replaced: the argument of every function of scores."""
         return covered(self.score, self.visible)
 
 
 @record
 class Weights(Record):
-    """How much of each value each query takes: weight (T, S), value (S, e).
+    """A weight for each pair of a query and a value: weight (T, S), value (S, e).
 
     Weights are a function of values, `weights(values)`: normalizing yields a function, and
     aggregating applies it.
@@ -120,29 +122,29 @@ class Weights(Record):
     weight: Any
     value: Any
     marks: Any = None
-    live: Array | None = None
+    active_keys: Array | None = None
     order: Array | None = None
 
     def __call__(self, value: Array) -> Array:
         """weights(value)[t] = sum over s of weight[t, s] value[s]: (S, e) -> (T, e).
 
         The sum runs in at least float32 and is rounded once, to the type of the values; integers
-        and booleans count as float32. Values that no query sees are replaced before they are
-        multiplied: even NaN stays out.
+        and booleans count as float32. Values that no query sees are replaced by zeros before the
+        product, so a NaN in them reaches no row.
         """
         return self.mixed(value).astype(counts_as(value))
 
     def in_order(self) -> Weights:
-        """The same weights and values, the keys in the order of their positions."""
+        """The same weights and values, sorted by the keys' positions."""
         order = self.sorting
         if order is None:
             return self
-        live = None if self.live is None else self.live[order]
+        active = None if self.active_keys is None else self.active_keys[order]
         marks = self.marks and Marks(self.marks.query, self.marks.key.permuted(order))
-        return Weights(self.weight[:, order], self.value[order], marks, live)
+        return Weights(self.weight[:, order], self.value[order], marks, active)
 
     def mixed(self, value: Array) -> Array:
-        """The sum before it is rounded."""
-        value = kept(floating(value), self.live)
-        sums = wide(self.weight, value)
-        return jnp.matmul(self.weight.astype(value.dtype), value, preferred_element_type=sums)
+        """weights(value) before it is rounded to the type of the values."""
+        value = zero_inactive(floating(value), self.active_keys)
+        kind = wide(self.weight, value)
+        return jnp.matmul(self.weight.astype(value.dtype), value, preferred_element_type=kind)

@@ -1,4 +1,4 @@
-"""Terms as Python text: fields as arguments, functions by name, and where a word was written."""
+"""Source text: the fields of a term as arguments, functions by name, and the line of a word."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from .printing import Write
 
-__all__ = ["arguments", "documented", "place", "reference", "written"]
+__all__ = ["arguments", "documented", "file_line", "reference", "written"]
 
 PACKAGE = __name__.split(".")[0] + "."
 
@@ -18,7 +18,7 @@ Value = TypeVar("Value")
 
 
 def reference(value: Any, write: Write = repr) -> str:
-    """A field as Python that evaluates to it: an importable function by name, others by place."""
+    """A field as Python that evaluates to it; a function without a name by its file and line."""
     if hasattr(value, "wire") or not callable(value):
         return write(value) if hasattr(value, "wire") else repr(value)
     name = getattr(value, "__qualname__", getattr(value, "__name__", ""))
@@ -27,14 +27,14 @@ def reference(value: Any, write: Write = repr) -> str:
         return name if home == "__main__" or home.startswith(PACKAGE) else f"{home}.{name}"
     code = getattr(value, "__code__", None)
     if isinstance(code, CodeType):
-        return (
-            f"<{code.co_name.strip('<>')} {place(located(code.co_filename), code.co_firstlineno)}>"
-        )
+        line = file_line(located(code.co_filename), code.co_firstlineno)
+        return f"<{code.co_name.strip('<>')} {line}>"
     return repr(value)
 
 
 def public_home(value: Any, name: str) -> str | None:
-    """The shortest module that has the function under its name, public if there is one."""
+    """The module to import a function from: the shortest public one, else its own; None for a
+    function that its own module does not hold under its name."""
     home = getattr(value, "__module__", None) or ""
     if not name.isidentifier() or getattr(sys.modules.get(home), name, None) is not value:
         return None
@@ -52,14 +52,14 @@ def public_home(value: Any, name: str) -> str | None:
 
 
 class Import(NamedTuple):
-    """A function by the public module that has it: jitted ones do not pickle by themselves."""
+    """An importable function in a pickle: its module and name, as a jitted one does not pickle."""
 
     home: str
     name: str
 
 
 def portable(value: Any) -> Any:
-    """A field of a term as it can be pickled: an importable function by its home and name."""
+    """A field of a term as it is pickled: an importable function becomes an Import."""
     if hasattr(value, "wire") or not callable(value):
         return value
     name = getattr(value, "__qualname__", "")
@@ -68,14 +68,14 @@ def portable(value: Any) -> Any:
 
 
 def imported(value: Any) -> Any:
-    """A field of a term from its portable form."""
+    """A field of a term from its pickled form: the inverse of `portable`."""
     if not isinstance(value, Import):
         return value
     return getattr(importlib.import_module(value.home), value.name)
 
 
 def arguments(term: Any, write: Write = repr) -> str:
-    """A term's fields as the arguments of its word, without those that have their default."""
+    """A term's fields as the arguments of its word, without those equal to their default."""
     shown, positional = [], True
     for field in dataclasses.fields(term):
         value = getattr(term, field.name)
@@ -89,9 +89,9 @@ def arguments(term: Any, write: Write = repr) -> str:
 
 
 def written() -> tuple[str, int] | None:
-    """Where the user wrote the word being evaluated: the first frame outside this package.
+    """The file and line that called a word: those of the first frame outside this package.
 
-    None for the words of this package that are terms themselves, such as softmax.
+    None for terms that this package makes as it is imported, such as softmax.
     """
     frame = sys._getframe(2)
     while frame.f_back and frame.f_globals.get("__name__", "").startswith((PACKAGE, "dataclasses")):
@@ -103,7 +103,7 @@ def written() -> tuple[str, int] | None:
 
 
 def located(filename: str) -> str:
-    """A file under the name by which its author knows it: the cell of a notebook by its number."""
+    """A file by the name that its author knows; a notebook cell by its number."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     label = shell and shell.compile.format_code_name(filename)  # ("Cell", "In[4]"), of any cell run
     if not label:
@@ -111,12 +111,12 @@ def located(filename: str) -> str:
     return f"{'notebook' if hasattr(shell, 'kernel') else 'IPython'} cell {label[1].strip('In[]')}"
 
 
-def place(filename: str, line: int) -> str:
-    """A place in the user's code: "model.py, line 3"."""
+def file_line(filename: str, line: int) -> str:
+    """A line of the user's code as errors show it: "model.py, line 3"."""
     return f"{filename.rsplit('/', 1)[-1]}, line {line}"
 
 
 def documented(text: str, value: Value) -> Value:
-    """The value with a text of its own, which `help` shows in place of that of its class."""
+    """The value with its own docstring, which `help` shows in place of the class's."""
     object.__setattr__(value, "__doc__", text)
     return value

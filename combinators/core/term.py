@@ -1,10 +1,10 @@
 """Terms: immutable descriptions of pure functions with parameters.
 
-A term is a small tree of frozen dataclasses and holds no arrays: what is learned is a parameter,
-any other array is context. There are two sorts. A *leaf* computes: it declares `parameters(x)`
-and applies itself, `apply(params, x, context)`. A *form* combines: it has `parts`, and `wire`
-says how data flows among them. What it means to run a part is left to an execution (`Run`), so
-one wiring serves the plain call, the declaration of parameters, and every other execution.
+A term is a small tree of frozen dataclasses without arrays: a learned array is a parameter, any
+other array is context. There are two kinds of term. A *leaf* computes: it declares `parameters(x)`
+and defines `apply(params, x, context)`. A *form* combines: it has `parts`, and `wire` passes data
+among them. An execution (`Run`) decides what running a part means, so one `wire` serves the plain
+call, the declaration of parameters, and every other execution.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Earlier = TypeVar("Earlier")
 Class = TypeVar("Class")
 
 Role = Literal["", "scores", "masks", "adjusts", "normalizes", "aggregates"]
-"""What a term does in a lookup; a term that adjusts turns scores into scores, tile by tile."""
+"""The role of a term in a lookup; one that adjusts maps scores to scores, tile by tile."""
 
 
 class Term(Generic[In, Out]):
@@ -65,7 +65,7 @@ class Term(Generic[In, Out]):
     repeats: int = 0
     role: ClassVar[Role] = ""
     bare: ClassVar[bool] = False
-    """Whether the term is a value of the vocabulary, such as softmax, and printed by its name."""
+    """Whether the term is a constant of the vocabulary, such as softmax, printed by name."""
     binding: int = ATOM
 
     def __new__(cls, *args, **keywords):
@@ -83,9 +83,9 @@ class Term(Generic[In, Out]):
                 raise CompositionError(
                     f"{self.name} got an array for {field.name}, and terms hold no arrays: {ARRAYS}"
                 )
-        self.layout  # noqa: B018 - names that collide are refused here
+        self.layout  # noqa: B018 - colliding names raise here, where the term is written
 
-    # What a term is: its fields.
+    # Identity: a term is its fields
 
     @cached_property
     def fields(self) -> tuple[Any, ...]:
@@ -108,7 +108,7 @@ class Term(Generic[In, Out]):
 
     @property
     def name(self) -> str:
-        """The word by which a form names this part's parameters."""
+        """The word, under which a form keeps this part's parameters."""
         return self.word or type(self).__name__
 
     def __repr__(self) -> str:
@@ -128,41 +128,41 @@ class Term(Generic[In, Out]):
 
     @cached_property
     def reads(self) -> frozenset[str]:
-        """The context that this term or a part of it reads, by name."""
+        """The names in the context that this term, or a part of it, reads."""
         return frozenset().union(*(part.reads for part in self.parts))
 
     @cached_property
     def row_facts(self) -> frozenset[str]:
-        """The context that tells something of each row, by name: its integers become int32."""
+        """The names of row metadata in the context, such as segments: integers become int32."""
         return frozenset().union(*(part.row_facts for part in self.parts))
 
     @property
     def constant(self) -> bool:
-        """Whether what comes out does not depend on x (it comes from context or parameters)."""
+        """Whether the output does not depend on x, but on context or parameters alone."""
         return False
 
     def follows(self, made: frozenset[str]) -> bool:
-        """Whether its rows come from those of x: it takes them, or reads a name made of them."""
+        """Whether its output has the rows of x: it reads x, or a name in `made` computed from x."""
         return not self.constant or bool(self.reads & made)
 
     @property
     def mapped_axes(self) -> int:
-        """How many axes of x `each` maps before the term sees a sequence."""
+        """The number of axes of x that `each` maps, before the term sees a sequence."""
         return 0
 
-    # What a term does.
+    # Dataflow
 
     def flow(self, kind: Any) -> Any:
-        """The kind of value that comes out when `kind` goes in; raises when it cannot go in."""
+        """The kind of the output for an input of `kind`; raises CompositionError if none fits."""
         if isinstance(kind, (Entries, Scores, Weights)):
             raise CompositionError(mistaken(self, "an array", kind))
         return Width()
 
     def wire(self, run: Run, x: Any, context: Context) -> Any:
-        """How data flows through the term's parts under an execution."""
+        """The output for an input x, with the parts run by an execution."""
         raise NotImplementedError(f"{type(self).__name__} defines neither apply nor wire")
 
-    if TYPE_CHECKING:  # `operators` gives terms these: they are words, and words build on terms.
+    if TYPE_CHECKING:  # set in `operators`, as operators are words and words build on terms
 
         @property
         def init(self) -> Callable[..., dict[str, Any]]: ...
@@ -179,15 +179,15 @@ class Term(Generic[In, Out]):
         def __rmul__(self, factor: Any) -> Term: ...
         def __pow__(self, count: int) -> Term: ...
 
-    # Where its parameters lie.
+    # Places of parameters
 
     @cached_property
     def layout(self) -> tuple[tuple[Name, ...], tuple[Export, ...]]:
-        """Each part's place among this term's parameters, and every place with its word.
+        """Each part's place among this term's parameters, and each place with its word.
 
-        Parts are named by their word in order of application, a second one `word_2` and so on. A
-        composition that is a part is transparent: its stages are named here. Only `named` and a
-        form's own labels (query, key, value) stand by themselves.
+        Parts are named by their word in the order of application; a second one is `word_2`. A
+        composition as a part is transparent: its stages are named here, beside the other parts.
+        Names given by `named`, and a form's labels (query, key, value), are taken unchanged.
         """
         seen: Counter[str] = Counter()
         exports: dict[str, Export] = {}
@@ -220,12 +220,12 @@ class Term(Generic[In, Out]):
 
     @property
     def exports(self) -> tuple[Export, ...] | None:
-        """The places that this term hands to the form around it; None when it is one place."""
+        """The places that this term gives the form around it; None if it takes a single place."""
         return None
 
 
 def exact(value: Any) -> Any:
-    """A field as terms compare it: 1 and 1.0, equal to Python, give numbers of other types."""
+    """A field as terms compare it: with its type, as 1 == 1.0 in Python and dtypes differ."""
     if isinstance(value, tuple):
         return tuple(map(exact, value))
     return (type(value), value) if isinstance(value, (int, float)) else value
@@ -247,7 +247,7 @@ def form(cls: type[Class]) -> type[Class]:
 
 
 class Export(NamedTuple):
-    """A place among a form's parameters, the word it comes from, and whether it was given."""
+    """A place among a form's parameters, its word, and whether a user or a form gave the name."""
 
     place: str
     word: str

@@ -1,10 +1,21 @@
-"""Memory: the rows that a lookup keeps, each at its position modulo their number.
+"""The KV cache of a lookup: a ring of slots, a row at position p in slot p mod `slots`.
 
-    row of position p = p mod rows,      position of row s = last - (last - s) mod rows
+The mask `causal & window(3)` looks 3 rows back; `rewind=1` adds a slot. After position 5:
 
-Positions follow each other by one, so where a row stands is computed, never stored; a negative
-position is a row that nothing was written to yet. A window's memory goes round; one with as many
-rows as there will ever be positions is the case that does not.
+    slot           0     1     2     3
+                +-----+-----+-----+-----+
+    position    |  4  |  5  |  2  |  3  |        position in slot s = last - (last - s) mod slots
+                +-----+-----+-----+-----+
+                         ^     ^
+                last = 5 |     | position 6 overwrites 2, which no query from 5 on sees
+
+>>> positions_at(jnp.int32(5), slots=4).tolist()
+[4, 5, 2, 3]
+>>> positions_at(jnp.int32(1), slots=4).tolist()  # a negative position is an empty slot
+[0, 1, -2, -1]
+
+Positions follow each other by one, so they are computed from `last` and never stored. Without a
+window the cache has `capacity` slots, no position passes them, and no row is overwritten.
 """
 
 from __future__ import annotations
@@ -22,101 +33,110 @@ from ..core.errors import CompositionError
 from ..core.lookup import Lookup
 from ..core.marks import Marks, Rows
 from ..core.records import Entries
-from .lookback import horizon, named, placed, sees, sight
+from .lookback import blamed, horizon, lookback, sees, span_rows
 
-__all__ = ["all_hold", "answerable", "blank", "entered", "only_if", "recalled", "write"]
+__all__ = [
+    "Cache", "all_hold", "answerable", "cacheable", "empty_cache", "nan_unless", "with_cache",
+    "write",
+]  # fmt: skip
 
-Memory = dict[str, Any]
-"""`rows`: keys, values and named facts, (rows, …) each. `length`: the position that comes next.
-`reach`: the most that ever came next, which is more after a step back."""
-
-
-def blank(rows: int, chunk: Any) -> Memory:
-    """Memory of so many rows for what a chunk has one row of each."""
-    room = jax.tree.map(lambda new: jnp.zeros((rows, *new.shape[1:]), new.dtype), chunk)
-    nothing = jnp.zeros((), jnp.int32)
-    return {"rows": room, "length": nothing, "reach": nothing}
+Cache = dict[str, Any]
+"""`rows`: keys, values and row metadata by name, each (slots, …). `length`: the next position.
+`reach`: the largest `length` so far, which exceeds `length` after a rewind."""
 
 
-def rows_of(memory: Memory) -> int:
-    return len(memory["rows"]["key"])
+def empty_cache(slots: int, chunk: Any) -> Cache:
+    """An empty cache of `slots` slots, each shaped like a row of `chunk`."""
+    rows = jax.tree.map(lambda new: jnp.zeros((slots, *new.shape[1:]), new.dtype), chunk)
+    zero = jnp.zeros((), jnp.int32)
+    return {"rows": rows, "length": zero, "reach": zero}
 
 
-def goes_round(lookup: Lookup, memory: Memory) -> bool:
-    """Whether rows may be written over, because the lookup does not see back that far."""
-    back = sight(lookup).back
-    return back is not None and rows_of(memory) >= back
+def slots_of(cache: Cache) -> int:
+    return len(cache["rows"]["key"])
 
 
-def positions_at(last: Array, rows: int) -> Array:
-    """The position of every row when the last one written is `last`; negative where none is."""
-    return last - (last - jnp.arange(rows, dtype=jnp.int32)) % rows
+def may_overflow(lookup: Lookup, cache: Cache) -> bool:
+    """Whether positions may pass the slots: the lookback is bounded, and the slots hold it."""
+    back = lookback(lookup).back
+    return back is not None and slots_of(cache) >= back
 
 
-def write(memory: Memory, chunk: Any, first: Array) -> Memory:
-    """The memory with the rows of a chunk, which stand at `first` and after."""
+def positions_at(last: Array, slots: int) -> Array:
+    """The position in each slot, (slots,), once `last` is written; negative in an empty slot."""
+    return last - (last - jnp.arange(slots, dtype=jnp.int32)) % slots
+
+
+def write(cache: Cache, chunk: Any, first: Array) -> Cache:
+    """The cache after a chunk whose rows stand at positions first, first + 1, …"""
     length = first + len(chunk["key"])
 
     def put(table: Array, new: Array) -> Array:
-        rows = len(table)
-        new = new[-rows:].astype(table.dtype)  # of more than there is room for, the last stay
+        slots = len(table)
+        new = new[-slots:].astype(table.dtype)  # a chunk longer than the ring overwrites itself
         at = length - len(new)
-        if len(new) == 1:
-            return jax.lax.dynamic_update_slice_in_dim(table, new, at % rows, 0)
-        places = (at + jnp.arange(len(new), dtype=jnp.int32)) % rows
+        if len(new) == 1:  # decoding writes one slot, which needs no scatter
+            return jax.lax.dynamic_update_slice_in_dim(table, new, at % slots, 0)
+        places = (at + jnp.arange(len(new), dtype=jnp.int32)) % slots
         return table.at[places].set(new, unique_indices=True)
 
-    rows = jax.tree.map(put, memory["rows"], chunk)
-    return {"rows": rows, "length": length, "reach": jnp.maximum(memory["reach"], length)}
+    rows = jax.tree.map(put, cache["rows"], chunk)
+    return {"rows": rows, "length": length, "reach": jnp.maximum(cache["reach"], length)}
 
 
-def entered(key: Array, value: Array) -> dict[str, Array]:
-    """Keys and values as they are kept: a row whose value is not finite has a NaN key in its place,
-    which counts where it is seen, and not where its weight is 0."""
+def cacheable(key: Array, value: Array) -> dict[str, Array]:
+    """Keys and values as the cache holds them, with every value finite.
+
+    A value that is not finite becomes 0, and its key NaN: the NaN reaches the queries that see the
+    row. Weight 0 times a NaN value would reach the others as well.
+    """
     if not jnp.issubdtype(key.dtype, jnp.floating):
         return {"key": key, "value": value}
     finite = jnp.isfinite(value).all(-1, keepdims=True)
     return {"key": jnp.where(finite, key, jnp.nan), "value": jnp.where(finite, value, 0)}
 
 
-def recalled(
-    entries: Entries, ours: Rows, lookup: Lookup, before: Memory, after: Memory, chunk: Any
+def with_cache(
+    entries: Entries, rows: Rows, lookup: Lookup, before: Cache, after: Cache, chunk: Any
 ) -> Entries:
-    """The entries of a chunk, asking the keys in memory in place of its own."""
-    first, last, rows = ours.position[0], ours.position[-1], rows_of(after)
-    spare = rows - (sight(lookup).back or 0) + 1
-    if len(entries.key) <= spare or not goes_round(lookup, after):
-        table, position = after["rows"], positions_at(last, rows)
-    else:  # the chunk was written over keys that its first queries see
+    """The queries of a chunk, at `rows`, with the cached keys and values in place of their own."""
+    first, last, slots = rows.position[0], rows.position[-1], slots_of(after)
+    # The keys that a chunk sees span back + len(chunk) - 1 positions.
+    longest = slots - (lookback(lookup).back or 0) + 1
+    if len(entries.key) <= longest or not may_overflow(lookup, after):
+        table, position = after["rows"], positions_at(last, slots)
+    else:  # the chunk overwrote keys that its first queries see
         table = jax.tree.map(
             lambda old, new: jnp.concatenate([old, new.astype(old.dtype)]), before["rows"], chunk
         )
-        position = jnp.concatenate([positions_at(first - 1, rows), ours.position])
+        position = jnp.concatenate([positions_at(first - 1, slots), rows.position])
     filled = position >= 0
-    # Of a row that was not written yet the position is negative: it stands after all others.
+    # Empty slots have negative positions, and are sorted behind all others.
     order = jnp.argsort(jnp.where(filled, position, jnp.iinfo(position.dtype).max))
     return entries.replace(
         key=table["key"].astype(entries.key.dtype),
         value=table["value"].astype(entries.value.dtype),
-        marks=Marks(ours, Rows(position, position, table.get("facts", {}))),
+        marks=Marks(rows, Rows(position, position, table.get("facts", {}))),
         visible=jnp.broadcast_to(filled, (len(entries.query), len(filled))),
         order=order,
     )
 
 
-# What cannot be answered
+# Steps that a cache cannot answer
 
 
-def answerable(lookup: Lookup, memory: Memory, positions: Array) -> Any:
-    """Whether a chunk at these positions can be asked of a memory: an error where that is known
-    by number, False where it is traced."""
-    # What is known by number stays so inside scan, where an array becomes abstract.
+def answerable(lookup: Lookup, cache: Cache, positions: Array) -> Any:
+    """Whether a cache can answer a chunk at these positions (T,): a boolean, () where traced.
+
+    Raises CompositionError where positions and cache are known and the answer is no.
+    """
+    # NumPy keeps known positions known inside a scan, where a jnp operation would trace them.
     known = positions if isinstance(positions, Tracer) else np.asarray(positions)
     first, last = known[0], known[-1]
-    rows, length, reach = rows_of(memory), memory["length"], memory["reach"]
-    back, ahead = sight(lookup)
-    round_and_round = goes_round(lookup, memory)
-    limit = horizon(lookup) if round_and_round else rows
+    slots, length, reach = slots_of(cache), cache["length"], cache["reach"]
+    back, ahead = lookback(lookup)
+    overflows = may_overflow(lookup, cache)
+    limit = horizon(lookup) if overflows else slots
     conditions: list[tuple[Any, Callable[[], str]]] = [
         (last < limit, lambda: f"position {last} is past the capacity of {limit} positions"),
         (
@@ -128,34 +148,35 @@ def answerable(lookup: Lookup, memory: Memory, positions: Array) -> Any:
             lambda: f"position {length} comes next, and a step at position {first} leaves a gap",
         ),
     ]
-    if round_and_round:
-        rewind = rows - (back or 0)
+    if overflows:
+        rewind = slots - (back or 0)
         conditions.append((
-            (reach - first <= rewind) | (reach <= rows),
-            lambda: f"{reach - first} positions back is more than the {rewind} for which "
-            f"{named(lookup)!r} keeps rows",
+            (reach - first <= rewind) | (reach <= slots),
+            lambda: f"a step at position {first} rewinds by {reach - first}, and the cache below "
+            f"{blamed(lookup)!r} has slots for a rewind of {rewind}: stepwise takes rewind=…",
         ))  # fmt: skip
     if ahead:
-        earlier, ours = jnp.arange(rows)[:, None], positions[None]
-        late = sees(lookup, placed(earlier), placed(ours)) & (earlier < first)
+        earlier, own = jnp.arange(slots)[:, None], positions[None]
+        late = sees(lookup, span_rows(earlier), span_rows(own)) & (earlier < first)
         conditions.append((
             ~jnp.any(late),
-            lambda: f"{named(lookup)!r} lets queries before position {first} see keys from there "
-            "on: give them in one chunk",
+            lambda: f"{blamed(lookup)!r} lets queries before position {first} see keys from "
+            f"position {first} on: give them in one chunk",
         ))  # fmt: skip
     return all_hold(conditions)
 
 
 def all_hold(conditions: list[tuple[Any, Callable[[], str]]]) -> Any:
-    """Whether all conditions hold: an error with the text of one that is known not to."""
+    """Whether all conditions hold; raises the text of the first that is known not to."""
     for holds, text in conditions:
         if not isinstance(holds, Tracer) and not holds:
             raise CompositionError(text())
     return jnp.all(jnp.stack([jnp.asarray(holds) for holds, _ in conditions]))
 
 
-def only_if(sound: Any, y: Any) -> Any:
-    """y, with NaN in place of its numbers where it is not sound."""
+def nan_unless(sound: Any, y: Any) -> Any:
+    """y where `sound` is true; NaN in place of its floats elsewhere, for traced code cannot
+    raise."""
 
     def one(leaf: Array) -> Array:
         return jnp.where(sound, leaf, jnp.nan) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf

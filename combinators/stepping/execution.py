@@ -1,7 +1,7 @@
-"""Executions of a term step by step: what each lookup keeps, and what it asks of what was kept.
+"""Executions of a term step by step: what each lookup caches, and how queries see the cache.
 
-A step is the reference meaning for the queries of a chunk and all keys so far, so no formula is
-written twice, and nothing about stepping is written in a model.
+A step is the reference meaning of the queries of a chunk and all keys so far. No formula is written
+twice, and no model says anything of stepping.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from ..branches import Join
 from ..core.apply import Apply
 from ..core.context import Context
 from ..core.declare import Declare
-from ..core.dependence import alike
+from ..core.dependence import unmapped
 from ..core.errors import CompositionError
 from ..core.execution import Name, Run, put, select
 from ..core.leaf import Leaf
 from ..core.lookup import Lookup
 from ..core.marks import Marks, Rows
-from ..core.records import Entries, Weights
+from ..core.records import Entries
 from ..core.term import Term
-from ..dropout import dropout
 from ..mask import mask
 from ..project import Project
 from ..streaming.recognize import Streamed
-from . import linear_cache as sums
-from .cache import Memory, answerable, blank, entered, only_if, recalled, write
-from .linear_cache import summing
-from .lookback import found, named, pauses, sight, stages
+from . import linear_cache
+from .cache import Cache, answerable, cacheable, empty_cache, nan_unless, with_cache, write
+from .linear_cache import LinearCache, linear_stream
+from .lookback import blamed, can_step, lookback, stages, subterms
+from .rowwise import check_leaf
 
 __all__ = ["Plan", "Starting", "Stepped", "Stepping", "reads_once"]
 
 
 class Plan(NamedTuple):
-    """What `start` was asked for."""
+    """The arguments of `stepwise` and `start` that decide the size and the type of the cache."""
 
     capacity: int
     rewind: int
@@ -49,25 +49,34 @@ class Plan(NamedTuple):
 class Stepped(Declare):
     """Declares a term, and refuses a primitive that cannot run step by step."""
 
+    def part(self, form: Any, index: int, x: Any, context: Context) -> Any:
+        part = form.parts[index]
+        once = reads_once(form, index, context.scope.made_inside)
+        # What is learned, or computed at the start alone, is never cut into chunks.
+        whole = once or (part.constant and not part.reads)
+        return super().part(form, index, x, context.without("positions") if whole else context)
+
     def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
+        y = super().leaf(term, x, context)
         if "positions" in context:
             check_leaf(term, x, context)
-        return super().leaf(term, x, context)
+        return y
 
 
 class Starting(Apply):
-    """Run a term on one example chunk to see what there is to keep; refuse what looks ahead.
+    """Run a term on one example chunk to make the caches of its lookups; refuse what looks ahead.
 
-    Rows are those of the sequence where the context says at which positions they stand: what is
-    learned, or read, has none.
+    Rows belong to the sequence if they stand at the positions in the context: rows that are
+    learned, or read from the context, do not.
     """
 
     plan: Plan
     state: Any = None
+    # In the tree of the state, a lookup's cache lies under the key "memory".
 
     @classmethod
     def of(cls, **given: Any) -> Callable[[Any, Any], Self]:
-        """An execution as `call` wants it: a function of parameters and their declarations."""
+        """An execution as `call` takes it: a function of parameters and their declarations."""
 
         def run(params: Any, declared: Any) -> Self:
             made = cls(params, declared)
@@ -83,13 +92,14 @@ class Starting(Apply):
 
     def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
         y = super().leaf(term, x, context)
-        # Rows in memory stand where they were written, and may all be computed with.
-        kept = isinstance(term, mask) and isinstance(x.marks.key.index, Array)
-        return y.replace(live=None, awake=None) if kept else y
+        # Nothing has to be zeroed: cached values are finite, and a hidden NaN key reaches hidden
+        # scores alone. An array indexes cached rows, a Range those of a plain call.
+        cached = isinstance(term, mask) and isinstance(x.marks.key.index, Array)
+        return y.replace(active_keys=None, active_queries=None) if cached else y
 
     def part(self, form: Any, index: int, x: Any, context: Context) -> Any:
         if reads_once(form, index, context.scope.made_inside):
-            return self.once(form, index, x, context)
+            return self.read_part(form, index, x, context)
         y = super().part(form, index, x, context)
         if isinstance(form, Join) and "positions" in context and form.axis % y.ndim == 0:
             raise CompositionError(
@@ -98,16 +108,17 @@ class Starting(Apply):
             )
         return y
 
-    def once(self, form: Term, index: int, x: Any, context: Context) -> Any:
-        """Keys or values that are read from the context: computed at the start, and kept."""
+    def read_part(self, form: Term, index: int, x: Any, context: Context) -> Any:
+        """Keys or values made of the context alone: computed by `start`, and kept in the state."""
         y = super().part(form, index, x, context)
-        # An array without numbers takes no room and remembers the type.
+        # An array of shape (0,) takes no memory and records the type, which `dtype` may change.
         kept = {"read": floats_as(self.plan.dtype, y), "type": jnp.zeros(0, y.dtype)}
         self.keep(form.names[index], kept)
         return y
 
-    def keep(self, name: Name, what: dict[str, Any]) -> None:
-        self.outputs = put(self.outputs, single(name), what)
+    def keep(self, name: Name, state: dict[str, Any]) -> None:
+        """Leave the new state of the part under `name` in the outputs."""
+        self.outputs = put(self.outputs, single(name), state)
 
     def lookup(
         self, form: Any, lookup: Lookup, x: Any, context: Context, step: Callable[[int, Any], Any]
@@ -115,10 +126,10 @@ class Starting(Apply):
         positions = context.get("positions")
         if positions is None or not isinstance(x, Entries):
             return super().lookup(form, lookup, x, context, step)
-        ours = Rows(positions, positions)
-        query, key = (rows.position is positions for rows in (x.marks.query, x.marks.key))
-        if not key:  # a dictionary that is learned, or was read: there is nothing to keep
-            x = x.replace(marks=Marks(ours if query else x.marks.query, x.marks.key))
+        rows = Rows(positions, positions)
+        query, key = (side.position is positions for side in (x.marks.query, x.marks.key))
+        if not key:  # learned or read keys are the same at every step: no cache
+            x = x.replace(marks=Marks(rows if query else x.marks.query, x.marks.key))
             return super().lookup(form, lookup, x, context, step)
         if not query:
             raise CompositionError(
@@ -126,51 +137,51 @@ class Starting(Apply):
                 "by step"
             )
         name = form.names[lookup.stages[0][0]]
-        if stream := summing(form, lookup):
-            return self.summed(name, stream, x.replace(marks=Marks(ours, ours)), context)
-        chunk = {**entered(x.key, x.value), **facts(lookup, context, len(x.key))}
-        before = self.memory(name, lambda: self.room(lookup, chunk))
-        if not len(positions):
+        if stream := linear_stream(form, lookup):
+            return self.linear(name, stream, x.replace(marks=Marks(rows, rows)), context)
+        chunk = {**cacheable(x.key, x.value), **row_metadata(lookup, context, len(x.key))}
+        before = self.cache(name, lambda: self.new_cache(lookup, chunk))
+        if not len(positions):  # an empty chunk writes nothing
             self.keep(name, {"memory": before})
             return super().lookup(form, lookup, x, context, step)
         after = write(before, chunk, positions[0])
         self.keep(name, {"memory": after})
-        asked = recalled(x, ours, lookup, before, after, chunk)
+        asked = with_cache(x, rows, lookup, before, after, chunk)
         y = super().lookup(form, lookup, asked, context, step)
-        return self.sound(lambda: answerable(lookup, before, positions), y)
+        return self.checked(lambda: answerable(lookup, before, positions), y)
 
-    def summed(self, name: Name, stream: Streamed, x: Entries, context: Context) -> Any:
-        """Where sums over the keys are all that later queries need, no rows are kept."""
-        before = self.memory(name, lambda: sums.empty(stream, x, context))
-        self.keep(name, {"memory": sums.added(stream, before, x, context)})
-        y = sums.asked(stream, self, before, x, context)
-        return self.sound(lambda: sums.continues(before, x.marks.query.position), y)
+    def linear(self, name: Name, stream: Streamed, x: Entries, context: Context) -> Any:
+        """A lookup whose cache is the running state of linear attention."""
+        before: LinearCache = self.cache(name, lambda: linear_cache.empty_state(stream, x, context))
+        self.keep(name, {"memory": linear_cache.updated(stream, before, x, context)})
+        y = linear_cache.answer(stream, self, before, x, context)
+        return self.checked(lambda: linear_cache.continues(before, x.marks.query.position), y)
 
-    def memory(self, name: Name, new: Callable[[], Any]) -> Any:
-        """What was kept so far: here nothing yet."""
+    def cache(self, name: Name, new: Callable[[], Any]) -> Any:
+        """The cache before this chunk: here `new()`."""
         return new()
 
-    def room(self, lookup: Lookup, chunk: Any) -> Memory:
-        """A new memory of as many rows as the lookup sees back, if less than the capacity."""
-        back, ahead = sight(lookup)
-        if ahead and not pauses(lookup, self.plan.capacity, self.plan.one_by_one):
+    def new_cache(self, lookup: Lookup, chunk: Any) -> Cache:
+        """An empty cache of min(capacity, lookback + rewind) slots."""
+        back, ahead = lookback(lookup)
+        if ahead and not can_step(lookup, self.plan.capacity, self.plan.one_by_one):
             raise CompositionError(looks_ahead(lookup))
-        rows = self.plan.capacity
-        rows = rows if back is None else min(rows, back + self.plan.rewind)
-        return blank(rows, floats_as(self.plan.dtype, chunk))
+        slots = self.plan.capacity
+        slots = slots if back is None else min(slots, back + self.plan.rewind)
+        return empty_cache(slots, floats_as(self.plan.dtype, chunk))
 
-    def sound(self, holds: Callable[[], Any], y: Any) -> Any:
-        """The answer, if it can be given."""
+    def checked(self, holds: Callable[[], Any], y: Any) -> Any:
+        """The answer y, if the cache can give it; `start` discards y, so nothing is checked."""
         return y
 
     def look(self, one: Callable, arguments: tuple, axes: tuple) -> None:
-        """Note what is the same for all copies: it is kept once."""
-        self.alike = alike(lambda *moved: one(*moved)[1], arguments, axes)
+        """Note which arrays of the state no mapped argument reaches: the state holds them once."""
+        self.unmapped = unmapped(lambda *moved: one(*moved)[1], arguments, axes)
 
     def regain(self, kept: Any, name: str | None, size: int) -> dict[str, Any]:
         if name is None:
             return kept
-        return jax.tree.map(lambda leaf, once: leaf[:1] if once else leaf, kept, self.alike)
+        return jax.tree.map(lambda leaf, once: leaf[:1] if once else leaf, kept, self.unmapped)
 
 
 class Stepping(Starting):
@@ -204,46 +215,49 @@ class Stepping(Starting):
 
     def copies(self, name: str | None) -> tuple[Any, Any, Callable[[Any], Run]]:
         params, axes, resume = super().copies(name)
+        # An array that all heads share has an axis of length 1: vmap hands it to each of them.
         once = jax.tree.map(lambda leaf: name is not None and len(leaf) == 1, self.state)
-        state = jax.tree.map(lambda leaf, same: leaf[0] if same else leaf, self.state, once)
-        places = jax.tree.map(lambda same: None if same else 0, once)
+        state = jax.tree.map(lambda leaf, shared: leaf[0] if shared else leaf, self.state, once)
+        state_axes = jax.tree.map(lambda shared: None if shared else 0, once)
 
         def resumed(arguments: Any) -> Run:
             run: Any = resume(arguments[0])
             run.state = arguments[1]
             return run
 
-        return (params, state), (axes, places), resumed
+        return (params, state), (axes, state_axes), resumed
 
     def look(self, one: Callable, arguments: tuple, axes: tuple) -> None:
-        self.alike = jax.tree.map(lambda leaf: len(leaf) == 1, self.state)
+        self.unmapped = jax.tree.map(lambda leaf: len(leaf) == 1, self.state)
 
-    def once(self, form: Term, index: int, x: Any, context: Context) -> Any:
+    def read_part(self, form: Term, index: int, x: Any, context: Context) -> Any:
         kept = dict(select(self.state, single(form.names[index])))
         self.keep(form.names[index], kept)
         return kept["read"].astype(kept["type"].dtype)
 
-    def memory(self, name: Name, new: Callable[[], Any]) -> Any:
+    def cache(self, name: Name, new: Callable[[], Any]) -> Any:
         return select(self.state, single(name))["memory"]
 
-    def sound(self, holds: Callable[[], Any], y: Any) -> Any:
-        return only_if(holds(), y)
+    def checked(self, holds: Callable[[], Any], y: Any) -> Any:
+        """y, or an error; NaN where positions are traced and no error can be raised."""
+        return nan_unless(holds(), y)
 
 
 def reads_once(form: Term, index: int, made: frozenset[str]) -> bool:
-    """Whether a part gives keys or values that the context alone makes, so that they are kept."""
+    """Whether a part makes keys or values of the context alone, so that `start` computes them."""
     part = form.parts[index]
     return isinstance(form, Project) and index > 0 and not part.follows(made) and bool(part.reads)
 
 
 def single(name: Name) -> str:
-    """The one place where a part leaves its state: its first, if it has several."""
+    """The one name under which a part keeps its state: its first, if it has several."""
     return name if isinstance(name, str) else next(iter(name.values()))
 
 
-def facts(lookup: Lookup, context: Context, count: int) -> dict[str, Any]:
-    """What the stages want to know of each key, by name; one fact for all is not kept."""
-    marked: Any = found(stages(lookup), lambda stage: hasattr(stage, "facts"))
+def row_metadata(lookup: Lookup, context: Context, count: int) -> dict[str, Any]:
+    """{"facts": {name: (count, …)}}: the row metadata that stages read of keys, such as segments;
+    {} without any. A single number for all rows is read anew at every step."""
+    marked: Any = subterms(stages(lookup), lambda stage: hasattr(stage, "facts"))
     names = sorted({name for stage in marked for name in stage.facts[1]})
     values = {name: jnp.asarray(context[name]) for name in names}
     rows = {
@@ -255,39 +269,22 @@ def facts(lookup: Lookup, context: Context, count: int) -> dict[str, Any]:
 
 
 def floats_as(dtype: Any, tree: Any) -> Any:
+    """The tree with its float arrays in `dtype`, if one is given."""
+
     def one(leaf: Array) -> Array:
         return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
     return jax.tree.map(one, tree) if dtype else tree
 
 
-# What is refused
+# Terms that cannot run step by step
 
 
 def looks_ahead(lookup: Lookup) -> str:
-    stage = named(lookup)
+    """Why a lookup cannot run step by step, and the mask that would let it."""
+    stage = blamed(lookup)
     fix = f"mask({stage.predicate!r} & causal)" if isinstance(stage, mask) else "mask(causal)"
     return (
         f"after {stage!r} a query sees keys that come later, so it cannot be answered step by "
         f"step; {fix} hides them"
     )
-
-
-def check_leaf(term: Leaf, x: Any, context: Context) -> None:
-    """Refuse a primitive that may look at other rows, or numbers them from 0."""
-    if not term.rowwise:
-        raise CompositionError(
-            f"{term!r} may look at all rows at once, so it cannot run step by step; write "
-            "pointwise(…) for a function of each row by itself, or rowwise = True in a primitive "
-            "of yours"
-        )
-    if isinstance(term, dropout) and "rng" in context and not numbered(x):
-        raise CompositionError(
-            f"{term!r} numbers rows and columns from 0 here, so it drops others step by step than "
-            "at once; leave rng out, or put it where rows have marks"
-        )
-
-
-def numbered(x: Any) -> bool:
-    """Whether dropout knows the place of each number in the whole."""
-    return x.marks is not None if isinstance(x, Weights) else x.ndim == 2

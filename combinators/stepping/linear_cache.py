@@ -1,6 +1,9 @@
-"""Memory of constant size: where keys are summed up before they are asked, sums are all to keep.
+"""The cache of linear attention: a running state of constant size in place of keys and values.
 
-total = Σ φ(k),    mixed = Σ φ(k) vᵀ        over all keys so far (Katharopoulos et al. 2020)
+    denominator = Σ φ(k),    numerator = Σ φ(k) vᵀ        over all keys k and values v so far
+
+A query q gathers φ(q) numerator, which `normalize(row_sum)` divides by φ(q) denominator
+(Katharopoulos et al. 2020).
 """
 
 from __future__ import annotations
@@ -18,64 +21,68 @@ from ..core.dtypes import counts_as
 from ..core.lookup import Lookup
 from ..core.records import Entries
 from ..predicates import causal
-from ..streaming import linear_attention as reassociate
+from ..streaming import linear_attention
 from ..streaming.linear_attention import feature_map
 from ..streaming.partial import Partial, merge
 from ..streaming.recognize import Streamed, streamed_form
 from ..streaming.tiled import Reading, finished, masks, planned
 from .cache import all_hold
 
-__all__ = ["added", "asked", "continues", "empty", "summing"]
+__all__ = ["LinearCache", "answer", "continues", "empty_state", "linear_stream", "updated"]
 
-SHORT = 128
-"""Rows of a chunk that are asked on one table; more of them in such blocks."""
+BLOCK = 128
+"""A longer chunk runs in tiles of BLOCK queries and BLOCK keys, a shorter one as one table."""
 
-Sums = dict[str, Any]
-"""`total` (d,), `mixed` (d, e) and `length`, the position that comes next."""
+LinearCache = dict[str, Any]
+"""`denominator` (d,), `numerator` (d, e), and `length`, the next position."""
 
 
-def summing(form: Any, lookup: Lookup) -> Streamed | None:
-    """The lookup as a stream, where the sums over its keys are all that later queries need."""
+def linear_stream(form: Any, lookup: Lookup) -> Streamed | None:
+    """The lookup as a stream, if later queries need no more of its keys than the running state."""
     stream = streamed_form(form, lookup)
     if isinstance(stream, str) or stream.features is None:
         return None
-    seen = [stage.predicate for stage in masks(stream.branches[0].tiled)]
-    return stream if seen == [causal] else None
+    predicates = [stage.predicate for stage in masks(stream.branches[0].tiled)]
+    return stream if predicates == [causal] else None
 
 
-def empty(stream: Streamed, x: Entries, context: Context) -> Sums:
-    """The sums over no keys."""
-    return over(stream, x.replace(key=x.key[:0], value=x.value[:0]), context)
+def empty_state(stream: Streamed, x: Entries, context: Context) -> LinearCache:
+    """The running state of no keys, for entries shaped like x."""
+    return state_of(stream, x.replace(key=x.key[:0], value=x.value[:0]), context)
 
 
-def over(stream: Any, x: Entries, context: Context) -> Sums:
-    """The sums over the keys of a chunk."""
-    total, mixed = reassociate.sums(feature_map(stream.features, context)(x.key), x.value)
-    return {"total": total, "mixed": mixed, "length": jnp.int32(len(x.key))}
+def state_of(stream: Any, x: Entries, context: Context) -> LinearCache:
+    """The running state of a chunk's own keys and values."""
+    features = feature_map(stream.features, context)(x.key)
+    denominator, numerator = linear_attention.sums(features, x.value)
+    return {
+        "denominator": denominator, "numerator": numerator, "length": jnp.int32(len(x.key)),
+    }  # fmt: skip
 
 
-def added(stream: Streamed, sums: Sums, x: Entries, context: Context) -> Sums:
-    """The sums over the keys of a chunk as well."""
-    return jax.tree.map(jnp.add, sums, over(stream, x, context))
+def updated(stream: Streamed, cache: LinearCache, x: Entries, context: Context) -> LinearCache:
+    """The running state with the keys and values of a chunk."""
+    return jax.tree.map(jnp.add, cache, state_of(stream, x, context))
 
 
-def asked(stream: Any, run: Any, sums: Sums, x: Entries, context: Context) -> Array:
-    """What the queries of a chunk get from the keys before it and from those in it."""
+def answer(stream: Any, run: Any, cache: LinearCache, x: Entries, context: Context) -> Array:
+    """What the queries of a chunk gather, (T, e), from the keys before the chunk and its own."""
     query = feature_map(stream.features, context)(x.query)
-    total, mixed = reassociate.ask(query, sums["total"], sums["mixed"])
+    denominator, numerator = linear_attention.ask(query, cache["denominator"], cache["numerator"])
     reading = Reading(stream, 0)
-    if len(query) > SHORT:
-        own = reading.tiled(run, x, context, planned(reading.steps, x, context, (SHORT, SHORT)))
+    if len(query) > BLOCK:
+        own = reading.tiled(run, x, context, planned(reading.steps, x, context, (BLOCK, BLOCK)))
     else:
         own = reading.whole(run, x, x.marks.query, context)
-    found = merge(stream.how, own, Partial(jnp.zeros_like(total), total, mixed))
-    return finished(stream, found, counts_as(x.value))
+    # Weights are the scores themselves here, so both parts are relative to a row maximum of 0.
+    earlier = Partial(jnp.zeros_like(denominator), denominator, numerator)
+    return finished(stream, merge(stream.how, own, earlier), counts_as(x.value))
 
 
-def continues(sums: Sums, positions: Array) -> Any:
-    """Whether a chunk stands where the sums end: what was added cannot be taken away."""
+def continues(cache: LinearCache, positions: Array) -> Any:
+    """Whether a chunk begins at the next position: a running state cannot rewind."""
     known = positions if isinstance(positions, Tracer) else np.asarray(positions)
-    first, length = known[0], sums["length"]
+    first, length = known[0], cache["length"]
     return all_hold([
         (
             (known == first + np.arange(len(known))).all(),

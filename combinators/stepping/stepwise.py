@@ -1,9 +1,9 @@
-"""Step by step: a lookup keeps its keys, values and marks; everything else is stateless.
+"""Prefill and decode: each lookup of a term keeps a KV cache, everything else is stateless.
 
     state    = stepwise(term).start(params, x, capacity)
     state, y = stepwise(term).step(params, state, x)        chunk after chunk
 
-What a step does inside a term is said in `stepping`.
+`stepping/execution.py` says what a step does inside a term, `stepping/cache.py` how rows are kept.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ class Starter:
         given = {name: v for name, v in context.items() if name != "rng" and v is not None}
         x, context = entering(self.term, spec(x), given)
         x = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), x)
-        # An array of shape (0, …) takes no room and remembers a shape and a type.
+        # An array of shape (0, …) takes no memory and records a shape and a type.
         given = {
             name: jnp.zeros((0, *jnp.shape(context[name])), jnp.result_type(context[name]))
             for name in read_once(self.term) & context.keys()
         }
-        memory = started(self.term, plan, params, x, context)
-        return {"position": jnp.zeros((), jnp.int32), "memory": memory, "given": given}
+        caches = started(self.term, plan, params, x, context)
+        return {"position": jnp.zeros((), jnp.int32), "memory": caches, "given": given}
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def started(term: Term, plan: Plan, params: Any, x: Any, context: dict[str, Any]) -> Any:
-    """What is kept after no chunk at all: memories that hold nothing, and what was read."""
-    context = {"positions": counted(term, x, 0), **context}
+    """The state before the first chunk: empty caches, and keys and values read from context."""
+    context = {"positions": positions_from(term, x, 0), **context}
     _, outputs = call(term, params, x, context, Starting.of(plan=plan), Stepped)
 
-    # Keys and values that were read stay; what the example chunk left in a cache goes. Under a name
-    # that a user may choose stands a dict, so an array called length tells a cache.
+    # The example chunk is erased from the caches; keys and values that were read stay. A cache is
+    # told by its array `length`: users may name a part so, but a part holds a dict.
     is_cache = lambda node: isinstance(node, dict) and isinstance(node.get("length"), Array)  # noqa: E731
     empty = lambda node: jax.tree.map(jnp.zeros_like, node) if is_cache(node) else node  # noqa: E731
     return jax.tree.map(empty, outputs, is_leaf=is_cache)
@@ -89,23 +89,24 @@ class Stepper:
             )
         for name in sorted(state["given"].keys() & context.keys()):
             raise ContextError(
-                f"{name} was given to start, and what is read of it is kept: leave it out of steps"
+                f"{name} was given to start, which reads it for all steps: leave it out of step"
             )
         first = state["position"]
         if positions is not None:
             first = jnp.asarray(row_numbers("positions", positions))
             check_integers(first)
-        rows = first if jnp.ndim(first) else counted(self.term, x, first)
+        rows = first if jnp.ndim(first) else positions_from(self.term, x, first)
+        # Zeros stand in for context that start has read: a step declares it and never computes it.
         given = {k: jnp.zeros(v.shape[1:], v.dtype) for k, v in state["given"].items()}
         context = {**given, **context, "positions": rows}
         execution = Stepping.of(plan=None, state=state["memory"])
-        y, memory = call(self.term, params, x, context, execution, Stepped)
+        y, caches = call(self.term, params, x, context, execution, Stepped)
         position = jnp.max(rows).astype(jnp.int32) + 1 if rows.size else state["position"]
-        return {**state, "position": position, "memory": memory}, y
+        return {**state, "position": position, "memory": caches}, y
 
 
-def counted(term: Term, x: Any, first: Any) -> Array:
-    """first, first + 1, …: a position for each row of x, and along the axes that `each` maps."""
+def positions_from(term: Term, x: Any, first: Any) -> Array:
+    """The positions first, first + 1, … of the rows of x, repeated along axes that `each` maps."""
     shapes = [leaf.shape for leaf in jax.tree.leaves(spec(x))]
     while isinstance(term, Wrapper) and not isinstance(term, Each):
         term = term.term
@@ -121,19 +122,19 @@ def counted(term: Term, x: Any, first: Any) -> Array:
     if isinstance(term, Each) and shapes and len(shapes[0]) > term.axis:
         axis, shape = term.axis, shapes[0]
         row = jax.ShapeDtypeStruct(shape[:axis] + shape[axis + 1 :], jnp.int32)
-        inner = counted(term.term, row, first)
+        inner = positions_from(term.term, row, first)
         return jnp.repeat(jnp.expand_dims(inner, axis), shape[axis], axis)
     return first + jnp.arange(sum(shapes[0][:1]) if shapes else 0, dtype=jnp.int32)
 
 
 def read_once(term: Term) -> frozenset[str]:
-    """The context of which only keys and values are made: `start` reads it, no step needs it."""
+    """The names in the context that only keys and values read: `start` reads them for all steps."""
     return term.reads - read_again(term, frozenset())
 
 
 def read_again(term: Term, made: frozenset[str]) -> frozenset[str]:
-    """The context that something else than keys and values reads, where some names are made of
-    rows of the sequence."""
+    """The names in the context that every step reads. Names in `made` hold rows computed from
+    the sequence, so keys and values made of them are new at every step."""
     if not term.parts:
         return term.reads
     if isinstance(term, Given):
@@ -159,31 +160,32 @@ class Stepwise(NamedTuple):
 def stepwise(
     term: Term, *, rewind: int = 0, dtype: Any = None, one_by_one: int | None = None
 ) -> Stepwise:
-    """A term that looks only backwards, as a pair of pure functions whose steps are the whole:
+    """A pair of pure functions that run a term chunk by chunk, so that the steps equal the whole:
 
         start, step = stepwise(term, rewind=0, dtype=None, one_by_one=None)
         state    = start(params, x, capacity, **context)
         state, y = step(params, state, x, positions=None, **context)
 
-    `start` takes an example of one chunk, abstract if you like, and gives a state that holds
-    nothing yet; `step` takes the next rows, any number of them, and gives what the term gives for
-    these rows of the whole. What else a stage reads is passed to every step, except what only keys
-    and values are made of (the memory of cross-attention), which goes to `start` alone.
+    `start` takes an example chunk, abstract if you like, and gives the state with empty KV caches.
+    `step` takes the next rows x, (T, d) with T of any size, and gives y, the rows of
+    `term(params, whole)` at their positions. Every step takes the context; names that only keys
+    and values read, such as the memory of cross-attention, go to `start` instead.
 
-    State is a plain tree of arrays: for every lookup that asks the sequence its keys, values and
-    facts, `capacity` rows of them or, where the masks say how far it sees back, just so many and
-    `rewind` more: such a window goes on past the capacity. State may be jitted, donated, saved,
-    forked. `positions` is one per row, or the first one alone; rows follow each other from 0, and
-    go on where the last step ended if not given. To go back, pass an earlier one: any where all
-    rows are kept, up to `rewind` back in a window. `dtype` is the type in which keys and values are
-    kept. Rows from position `one_by_one` on come one by one, so a query that waits for one of
-    them is refused at once. A batch is `each`, or `jax.vmap` of both functions; its rows may stand
-    at different positions.
+    The state is a tree of arrays, which may be jitted, donated, saved and forked. A lookup over
+    the sequence caches keys, values and row metadata in `capacity` slots. A lookup that sees `back`
+    rows at most, as under a window, caches the last `back + rewind` and runs past the capacity.
+    `dtype` is the type of cached keys and values.
 
-    Raises ContextError for a term that reads `capacity`, which start takes for itself;
-    CompositionError for a term that looks ahead, and for a step past the capacity where all
-    rows are kept, after a gap, or too far back. Where positions are traced nothing can be raised:
-    the step gives NaN.
+    `positions` is one integer per row, or that of the first row; without it, rows follow those of
+    the last step. An earlier position rewinds: to any position where all rows are cached, by up to
+    `rewind` rows under a window. If rows come one by one from position `one_by_one` on, `start`
+    refuses a mask under which one of their queries waits for a later key. For a batch use `each`,
+    or `jax.vmap` of both functions; its sequences may then stand at different positions.
+
+    Raises ContextError for a term that reads `capacity`, which `start` takes for itself.
+    Raises CompositionError for a term that looks ahead, and for a step past the capacity where all
+    rows are cached, after a gap, or that rewinds too far. A step whose positions are traced cannot
+    raise and gives NaN.
 
     >>> from combinax.combinators import causal, dot, project, score, softmax
     >>> from combinax.combinators import aggregate, normalize

@@ -17,7 +17,7 @@ from jax import Array
 
 from ..core.context import Context
 from ..core.dtypes import floating, wide
-from ..core.records import Entries, kept
+from ..core.records import Entries, zero_inactive
 from ..score import features
 from .grid import ALL, NONE, Grid
 
@@ -39,8 +39,10 @@ def summed(phi: Callable[[Array], Array], x: Entries, grid: Grid) -> tuple[Array
         jnp.repeat(whole.any(1 - axis), size)[: len(rows)]
         for axis, (size, rows) in enumerate(zip(block, (query, key), strict=True))
     )
-    query, key = (phi(kept(rows, which)) for rows, which in ((query, asks), (key, asked)))
-    of_blocks = sums(blocks(kept(key, asked), block[1]), blocks(kept(value, asked), block[1]))
+    query, key = (phi(zero_inactive(rows, which)) for rows, which in ((query, asks), (key, asked)))
+    of_blocks = sums(
+        blocks(zero_inactive(key, asked), block[1]), blocks(zero_inactive(value, asked), block[1])
+    )
     of_rows = (jnp.tensordot(whole.astype(x.dtype), x, 1) for x in of_blocks)
     total, mixed = ask(blocks(query, block[0]), *of_rows)
     rows = len(query)

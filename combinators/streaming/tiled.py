@@ -58,7 +58,7 @@ class Alive(Apply):
 
     def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
         y = super().leaf(term, x, context)
-        return y.replace(live=None, awake=None) if isinstance(term, mask) else y
+        return y.replace(active_keys=None, active_queries=None) if isinstance(term, mask) else y
 
 
 class Operands:
@@ -131,7 +131,7 @@ class Reading:
         if isinstance(self.stream.end, LogSumExp):
             return (total,)
         key = dataclasses.replace(marks.key, index=self.column + numbers(marks.key.index))
-        weights = Weights(weight, scores.value, Marks(marks.query, key), scores.live)
+        weights = Weights(weight, scores.value, Marks(marks.query, key), scores.active_keys)
         for step in self.stream.after:
             weights = step.run(run, weights, context)
         return total, weights.mixed(weights.value)
