@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
-from .core.arguments import as_function
+from .core.arguments import as_function, positive
 from .core.context import Context
 from .core.dtypes import counts_as, floating, widened
 from .core.errors import CompositionError
@@ -53,8 +53,7 @@ class softcap(Elementwise):
 
     def __post_init__(self):
         super().__post_init__()
-        if not self.cap > 0:
-            raise CompositionError(f"cap is a positive number, not {self.cap!r}")
+        positive("cap", self.cap)
 
     def tile(self, operands: Any, score: Array, marks: Marks | None) -> Array:
         return self.cap * jnp.tanh(score / self.cap)
@@ -75,8 +74,8 @@ class temperature(Elementwise):
 
     def __post_init__(self):
         super().__post_init__()
-        if not isinstance(self.inner, Source) and not self.inner > 0:
-            raise CompositionError(f"temperature is a positive number, not {self.inner!r}")
+        if not isinstance(self.inner, Source):
+            positive("temperature", self.inner)
 
     @property
     def reads(self) -> frozenset[str]:

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
-from .core.arguments import as_term, at_least, floats, one_sequence
+from .core.arguments import as_term, at_least, floats, one_sequence, positive
 from .core.context import Context
 from .core.dtypes import widened
 from .core.errors import CompositionError
@@ -222,6 +222,10 @@ class sinusoidal(Leaf):
 
     base: float = 10000.0
 
+    def __post_init__(self):
+        super().__post_init__()
+        positive("base of sinusoidal", self.base)
+
     def flow(self, kind: Any) -> Any:
         super().flow(kind)
         return kind
@@ -297,6 +301,7 @@ class rotary(Leaf):
 
     def __post_init__(self):
         super().__post_init__()
+        positive("base of rotary", self.base)
         if self.pairs not in JOINED:
             raise CompositionError(f"pairs is half_split or interleaved, not {self.pairs!r}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 import jax
@@ -11,6 +12,8 @@ from jax import Array
 
 from .core.arguments import floats
 from .core.context import Context
+from .core.errors import CompositionError
+from .core.kinds import told
 from .core.leaf import Leaf
 from .core.parameter import Parameter
 from .core.term import form
@@ -27,6 +30,16 @@ class Norm(Leaf):
     """A leaf that keeps the shape of an array."""
 
     rowwise = True
+
+    eps: float
+
+    def __post_init__(self):
+        super().__post_init__()
+        if isinstance(self.eps, bool) or not isinstance(self.eps, Real) or not 0 <= self.eps < 1:
+            raise CompositionError(
+                f"eps of {self.name} is a small number, 0 <= eps < 1, not {told(self.eps)}; the "
+                "width is that of x"
+            )
 
     def flow(self, kind: Any) -> Any:
         super().flow(kind)

@@ -171,6 +171,22 @@ def lowest(score: Array) -> Any:
     return jnp.finfo(score.dtype).min
 
 
+@jax.custom_jvp
+def below(score: Array, largest: Array) -> Array:
+    """score - largest, and exactly 0 for the largest score itself.
+
+    A compiler may form the difference of score / t and a number with one rounding in place of two.
+    The largest score then differs from itself by as much as its last digit is worth: at a
+    temperature of 1e-12 by more than exp can take.
+    """
+    return jnp.where(score >= largest, jnp.zeros_like(score), score - largest)
+
+
+@below.defjvp
+def below_slope(given: Any, slopes: Any) -> tuple[Array, Array]:
+    return below(*given), slopes[0] - slopes[1]
+
+
 UNSEEN = -1000.0
 """Relative to the largest score of a row: its exponential is exactly 0, in float64 as well."""
 
@@ -193,7 +209,7 @@ class Softmax(Streaming):
         return largest_visible(score, visible)
 
     def weigh(self, score: Array, visible: Array | None, reference: Array) -> Array:
-        return jnp.exp(shown(score - reference[:, None], visible, UNSEEN))
+        return jnp.exp(shown(below(score, reference[:, None]), visible, UNSEEN))
 
     def rescale(self, old: Array, new: Array) -> Array:
         return jnp.exp(old - new)

@@ -7,6 +7,8 @@ import math
 
 import numpy as np
 
+from .core.arguments import positive
+
 __all__ = ["by_wavelength", "interpolated"]
 
 
@@ -20,6 +22,9 @@ class interpolated:
     """
 
     factor: float
+
+    def __post_init__(self):
+        positive("factor of interpolated", self.factor)
 
     def __call__(self, frequency: np.ndarray) -> np.ndarray:
         return frequency / self.factor
@@ -41,6 +46,10 @@ class by_wavelength:
     slow: float
     fast: float
     length: int
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            positive(f"{field.name} of by_wavelength", getattr(self, field.name))
 
     def __call__(self, frequency: np.ndarray) -> np.ndarray:
         turns = self.length * frequency / (2 * math.pi)

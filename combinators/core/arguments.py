@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from .errors import CompositionError
 from .guards import ARRAYS
@@ -13,7 +15,16 @@ from .kinds import mistaken, show, told
 from .source import PACKAGE
 from .term import Term
 
-__all__ = ["NOTHING", "as_function", "as_term", "at_least", "boolean", "floats", "one_sequence"]
+__all__ = [
+    "NOTHING",
+    "as_function",
+    "as_term",
+    "at_least",
+    "boolean",
+    "floats",
+    "one_sequence",
+    "positive",
+]
 
 
 class Nothing:
@@ -89,6 +100,12 @@ def at_least(least: int, term: Any, **numbers: Any) -> None:
             raise CompositionError(
                 f"{name} of {word} is an integer of at least {least}, not {told(number)}"
             )
+
+
+def positive(what: str, number: Any) -> None:
+    real = isinstance(number, (int, float, np.number)) and not isinstance(number, bool)
+    if not real or not 0 < number < math.inf:
+        raise CompositionError(f"{what} is a positive number, not {told(number)}")
 
 
 def boolean(term: Term, **flags: Any) -> None:

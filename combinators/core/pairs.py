@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .dependence import reached
+from .dependence import UNKNOWN, axes_of
 from .errors import CompositionError
 from .marks import Marks
 
@@ -27,7 +27,8 @@ def check_pairs(what: str, function: Callable[[Any, Any], Any], marks: Marks) ->
     """
     leaves, tree = jax.tree.flatten(marks)
     outline = tuple(jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
-    shape, reads = traced(function, outline, tree)
+    shape, axes = traced(function, outline, tree)
+    reads = tuple(map(bool, axes))
     table = len(marks.query.position), marks.key.position.shape[1]
     if len(shape) == 2:
         sides = zip(shape, table, reads, strict=True)
@@ -35,11 +36,13 @@ def check_pairs(what: str, function: Callable[[Any, Any], Any], marks: Marks) ->
     else:
         sides = zip(table, reads, strict=True)
         reduced = len(shape) == 1 or (not shape and any(read and n != 1 for n, read in sides))
-    if reduced:
+    mixed = any(along - {side, UNKNOWN} for side, along in enumerate(axes))
+    if reduced or mixed:
+        this = f"this one is {shape}" if reduced else "an entry of this one mixes or swaps rows"
         raise CompositionError(
             f"{what} answers for each pair of a query and a key: query.position is "
             f"{(table[0], 1)}, key.position {(1, table[1])} and the result {table}, or 1 along a "
-            f"side that it does not look at; this one is {shape}: keep both axes, fold none by "
+            f"side that it does not look at; {this}: keep both axes, fold none by "
             "any, all or an index"
         )
 
@@ -47,14 +50,22 @@ def check_pairs(what: str, function: Callable[[Any, Any], Any], marks: Marks) ->
 @lru_cache(maxsize=512)
 def traced(
     function: Callable[[Any, Any], Any], outline: tuple[Any, ...], tree: Any
-) -> tuple[tuple[int, ...], tuple[bool, bool]]:
-    """The shape of a function of marks, and whether it reads queries, and whether keys."""
+) -> tuple[tuple[int, ...], tuple[frozenset[int], frozenset[int]]]:
+    """The shape of a function of marks, and the axes along which queries and keys vary it."""
 
     def table(leaves: Any) -> Any:
         marks = jax.tree.unflatten(tree, leaves)
         return jnp.asarray(function(marks.query, marks.key))
 
     closed, made = jax.make_jaxpr(table, return_shape=True)(list(outline))
-    of_rows = lambda axis: [leaf.ndim > axis and leaf.shape[axis] > 1 for leaf in outline]  # noqa: E731
-    queries, keys = (reached(closed.jaxpr, of_rows(axis))[0] for axis in (0, 1))
-    return made.shape, (queries, keys)
+
+    def varies(side: int) -> frozenset[int]:
+        def begin(leaf: Any) -> frozenset[int]:
+            if leaf.ndim <= side or leaf.shape[side] == 1:
+                return frozenset()
+            spread = leaf.ndim == 2 and leaf.shape[1 - side] == 1
+            return frozenset({side if spread else UNKNOWN})
+
+        return axes_of(closed.jaxpr, [*map(begin, outline)])[0]
+
+    return made.shape, (varies(0), varies(1))
