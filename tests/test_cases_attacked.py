@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -128,6 +130,10 @@ def test_marks_that_answer_for_pairs_in_a_way_of_their_own(name):
     np.testing.assert_allclose(quick(term)({}, X), right, atol=1e-5)
 
 
+MEANT: dict[str, Any] = {"eps": "1e-5", "cap": "5", "nothing": None, "fast": "4"}
+"""Values whose types a type checker would refuse."""
+
+
 @pytest.mark.parametrize(
     "write, text",
     [
@@ -137,17 +143,17 @@ def test_marks_that_answer_for_pairs_in_a_way_of_their_own(name):
         ),
         (lambda: layer_norm(float("nan")), "eps of layer_norm is a small number"),
         (lambda: rms_norm(-1e-6), "eps of rms_norm is a small number"),
-        (lambda: layer_norm("1e-5"), "eps of layer_norm is a small number"),
+        (lambda: layer_norm(MEANT["eps"]), "eps of layer_norm is a small number"),
         (lambda: softcap(float("inf")), "cap is a positive number, not inf"),
         (lambda: softcap(True), "cap is a positive number, not True"),
-        (lambda: softcap("5"), "cap is a positive number, not '5'"),
-        (lambda: temperature(None), "temperature is a positive number, not None"),
+        (lambda: softcap(MEANT["cap"]), "cap is a positive number, not '5'"),
+        (lambda: temperature(MEANT["nothing"]), "temperature is a positive number, not None"),
         (lambda: temperature(float("nan")), "temperature is a positive number, not nan"),
         (lambda: rotary(-1.0), "base of rotary is a positive number, not -1.0"),
         (lambda: sinusoidal(0), "base of sinusoidal is a positive number, not 0"),
         (lambda: interpolated(0), "factor of interpolated is a positive number, not 0"),
         (
-            lambda: by_wavelength(8.0, 1.0, "4", 100),
+            lambda: by_wavelength(8.0, 1.0, MEANT["fast"], 100),
             "fast of by_wavelength is a positive number, not '4'",
         ),
     ],
