@@ -14,6 +14,7 @@ from .check import entering, fit
 from .declare import Declare, compute, declare, placing
 from .errors import ParameterError
 from .kinds import show
+from .mesh import on_mesh
 from .parameter import Parameter, is_parameter, over, plain
 from .run import Context, Name, Run, put, select
 from .term import MISSING, Leaf, Term
@@ -35,8 +36,11 @@ def call(
     names = {name: value for name, value in names.items() if value is not None}
     params = plain(params)
     with placing(term, x):
-        x, names = jax.tree.map(from_numpy, entering(term, x, names))
+        x, names = entering(term, x, names)
+        given, mesh = on_mesh(jax.tree.map(from_numpy, (params, x, names)))
+        params, x, names = given
         declared, _ = declare(term, x, names, declaring)
+    with placing(term, x), mesh:
         run = execution(params, fit(term, declared, params))
         return term.wire(run, x, Context(dict(names))), run.outputs
 

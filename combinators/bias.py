@@ -17,6 +17,7 @@ from .dtypes import counts_as, floating, widened
 from .errors import CompositionError
 from .guards import as_names
 from .kinds import Width, fits
+from .mesh import entries_at
 from .pairs import check_pairs
 from .parameter import Parameter
 from .project import at_least, boolean
@@ -233,7 +234,7 @@ class Alibi(Bias):
         head = context.scope.head
         if head is None:
             raise CompositionError("alibi gives each head a slope: use it inside heads(n, …)")
-        return jnp.asarray(alibi_slopes(head.count))[head.index]
+        return entries_at(jnp.asarray(alibi_slopes(head.count)), head.index)
 
     def tile(self, operands: Array, marks: Marks) -> Array:
         apart = jnp.abs(marks.query.position - marks.key.position)
@@ -277,7 +278,7 @@ class Distances(Bias):
 
     def tile(self, operands: Array, marks: Marks) -> Array:
         apart = marks.key.position - marks.query.position
-        return operands[jnp.clip(apart, -self.reach, self.reach) + self.reach]
+        return entries_at(operands, jnp.clip(apart, -self.reach, self.reach) + self.reach)
 
 
 @form

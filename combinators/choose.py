@@ -15,7 +15,7 @@ from .errors import CompositionError
 from .fused import by_kernel
 from .gather import Captured, answer, leading, opened, planned
 from .grid import Grid
-from .kinds import told
+from .kinds import symbolic, told
 from .lookup import Lookup, inner
 from .project import Project, at_least, slots
 from .reassociate import in_part
@@ -76,13 +76,14 @@ class Question:
 def question(stream: Streamed, run: Run, x: Any, context: Context) -> Question | None:
     """The question of a stream; None if its dictionaries give tables of scores alone."""
     if isinstance(x, Entries):
-        return Question(x, stream.first.tiled if stream.first else (), len(x.key))
+        return Question(x, stream.first.tiled if stream.first else (), x.key.shape[0])
     values = opened(stream, run, x, context)
+    entries = [value for value in values if isinstance(value, Entries)]
+    keys = sum(value.key.shape[0] for value in entries)
+    if symbolic((keys,)):
+        return Question(entries[0], (), keys)
     lead = leading(stream, values)
-    if lead is None:
-        return None
-    keys = sum(len(value.key) for value in values if isinstance(value, Entries))
-    return Question(values[lead], stream.branches[lead].tiled, keys)
+    return None if lead is None else Question(values[lead], stream.branches[lead].tiled, keys)
 
 
 def asks(form: Any, lookup: Lookup, x: Any) -> bool:
@@ -96,7 +97,7 @@ def decide(form: Any, lookup: Lookup, x: Any, context: Context, run: Run) -> Dec
     runs the steps that make them."""
     execution = context.scope.execution
     stream = streamed_form(form, lookup)
-    if isinstance(x, Entries) and not execution.copies * len(x.query) * len(x.key):
+    if isinstance(x, Entries) and 0 in (execution.copies, x.query.shape[0], x.key.shape[0]):
         return Decision("there is nothing to stream")
     if isinstance(stream, str):
         if execution.pin == "streamed":
@@ -110,7 +111,10 @@ def decide(form: Any, lookup: Lookup, x: Any, context: Context, run: Run) -> Dec
     asked = question(stream, run, x, context)
     if asked is None:
         return Decision("its dictionaries give tables")
-    table = len(asked.entries.query) * asked.keys
+    lengths = asked.entries.query.shape[0], asked.keys
+    if symbolic(lengths):
+        return undecided(lengths, execution.pin)
+    table = math.prod(lengths)
     if not execution.copies * table:
         return Decision("there is nothing to stream")
     tiles = partial(best, stream, asked, context, execution)
@@ -128,6 +132,17 @@ def decide(form: Any, lookup: Lookup, x: Any, context: Context, run: Run) -> Dec
     return Decision("the table is large", stream, grid)
 
 
+def undecided(lengths: tuple[Any, Any], pin: str) -> Decision:
+    """How a lookup runs whose lengths are symbols: no grid can be drawn without numbers."""
+    if pin == "streamed":
+        raise CompositionError(
+            f"this lookup cannot be streamed: it has {lengths[0]} queries and {lengths[1]} keys, "
+            "and a stream cuts numbers of rows into blocks; write materialized(…) in place of "
+            "streamed(…), or export it for one length"
+        )
+    return Decision("its lengths are symbols", pinned=pin == "materialized")
+
+
 def best(stream: Streamed, asked: Question, context: Context, execution: Execution) -> Grid:
     """The grid that costs least, or the one that is pinned."""
     x, steps = asked.entries, asked.steps
@@ -135,7 +150,7 @@ def best(stream: Streamed, asked: Question, context: Context, execution: Executi
         return planned(steps, x, context, execution.block)
     found: list[Grid] = []
     for block in BLOCKS:
-        if found and len(x.query) * len(x.key) > MOST * math.prod(block):
+        if found and x.query.shape[0] * x.key.shape[0] > MOST * math.prod(block):
             break
         grid = planned(steps, x, context, block)
         found.append(grid.widened() if stream.features is None else grid)
@@ -190,6 +205,7 @@ class Choose(Apply):
 def inside_copies(context: Context, size: int) -> Context:
     """The context inside so many copies."""
     execution = context.scope.execution
+    size = 1 if symbolic((size,)) else size
     return context.within(execution=dataclasses.replace(execution, copies=execution.copies * size))
 
 

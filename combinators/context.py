@@ -7,6 +7,7 @@ Two things that never meet: the names that a user passes, `term(params, x, memor
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from jax import Array
 if TYPE_CHECKING:
     from .wrap import precision
 
-__all__ = ["Context", "Execution", "Head", "Scope"]
+__all__ = ["Context", "Execution", "Head", "OwnNames", "Scope"]
 
 
 @jax.tree_util.register_dataclass
@@ -48,6 +49,26 @@ class Execution:
     pin: str = ""
     block: tuple[int, int] | None = None
     copies: int = 1
+
+
+class OwnNames:
+    """The `__signature__` of what is called with keywords that are a user's own names.
+
+    JAX names what it traces by the signature, and there takes a keyword for the parameter of its
+    name, even one before the slash. So it is shown `*arguments_` in place of those.
+    """
+
+    shown = inspect.Signature(
+        [
+            inspect.Parameter("arguments_", inspect.Parameter.VAR_POSITIONAL),
+            inspect.Parameter("context", inspect.Parameter.VAR_KEYWORD),
+        ]
+    )
+
+    def __get__(self, instance: Any, owner: type) -> inspect.Signature:
+        if instance is None:  # a class has the signature by which it is made
+            raise AttributeError("__signature__")
+        return self.shown
 
 
 def static(default: Any) -> Any:

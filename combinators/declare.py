@@ -15,6 +15,7 @@ from jax import Array
 from jax.core import Tracer
 
 from .check import check_context, check_input, check_rows, entering, is_key
+from .context import OwnNames
 from .errors import CompositionError, Line, ParameterError, TermError, brief
 from .guards import check_hashable
 from .kinds import show, spec, told
@@ -236,6 +237,7 @@ class Init:
     """`term.init`: a pure function that equals, and hashes like, that of an equal term."""
 
     term: Term
+    __signature__ = OwnNames()
 
     def __call__(self, rng: Any, x: Any = MISSING, /, **context: Any) -> dict[str, Any]:
         leaves = jax.tree.leaves(x)

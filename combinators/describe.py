@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from .check import entering
+from .check import check_numbers, entering
 from .choose import asks, decide, inside_copies
 from .declare import Declare, compute, declare, walk
 from .intervals import is_whole
@@ -275,6 +275,7 @@ def describe(term: Term, x: Any, /, **names: Any) -> Description:
     linear(3)  (2, 3)      12    48    24
     total                  16    82    56
     """
+    check_numbers("describe", x)
     declared, y = declare(as_term(term, "describe"), x, names)
     run = Describe({})
     x, names = entering(term, x, names)

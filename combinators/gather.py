@@ -103,7 +103,7 @@ def restricted(tree: Any, steps: Sequence[Step]) -> Any:
 
 def planned(steps: Sequence[Step], x: Entries, context: Context, block: tuple[int, int]) -> Grid:
     """The table in blocks of at most so many rows and columns."""
-    shape = len(x.query), len(x.key)
+    shape = x.query.shape[0], x.key.shape[0]
     block = min(block[0], shape[0]), min(block[1], shape[1])
     # An exponential is worth as many operations as are counted beside the products of a pair.
     affordable = x.query.shape[-1] + x.value.shape[-1] + EXPONENTIAL

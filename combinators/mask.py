@@ -16,7 +16,7 @@ from jax import Array
 
 from .errors import CompositionError
 from .intervals import Span
-from .kinds import fits, mistaken
+from .kinds import fits, mistaken, symbolic
 from .pairs import check_pairs
 from .predicates import Predicate, as_predicate, predicate
 from .records import Entries, Marks, Range, Rows, Scores
@@ -142,6 +142,8 @@ class mask(Leaf):
         """
         query, key = marks.query.position, marks.key.position
         if not isinstance(query, Range) or not isinstance(key, Range):
+            return False, False
+        if symbolic((query.length, key.length)):
             return False, False
         start, stop = max(query.start, key.start), min(query.stop, key.stop)
         place = np.arange(start, stop, dtype=np.int32)[:, None, None, None]

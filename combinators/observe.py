@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .apply import Apply, call
+from .context import OwnNames
 from .run import Context, put
 from .term import Term, as_term
 
@@ -40,6 +41,7 @@ class Observed:
     """See `observe`."""
 
     term: Term
+    __signature__ = OwnNames()
 
     def __call__(self, params: Mapping[str, Any], x: Any, /, **context: Any) -> tuple[Any, dict]:
         y, kept = call(self.term, params, x, context, Observe)

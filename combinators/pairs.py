@@ -25,7 +25,7 @@ def check_pairs(what: str, function: Callable[[Any, Any], Any], marks: Marks) ->
     leaves, tree = jax.tree.flatten(marks)
     outline = tuple(jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
     shape, looks = seen(function, outline, tree)
-    table = len(marks.query.position), marks.key.position.shape[1]
+    table = marks.query.position.shape[0], marks.key.position.shape[1]
     looked = [n for n, look in zip(table, looks, strict=True) if look and n != 1]
     if len(shape) == 2:
         pairs = zip(shape, table, looks, strict=True)

@@ -17,6 +17,7 @@ from jax import Array
 from .dtypes import counts_as
 from .errors import CompositionError
 from .kinds import Width, mistaken, show, told
+from .mesh import undivided
 from .parameter import Parameter
 from .records import Entries, Marks, Range, Rows
 from .run import Context, Run
@@ -107,18 +108,19 @@ class Project(Term):
         for label, rows in zip(self.labels, (query, key, value), strict=True):
             one_sequence(f"{label} of project", rows)
             counts_as(rows)  # complex numbers are refused here
-        if len(key) != len(value):
+        if key.shape[0] != value.shape[0]:
             raise CompositionError(
-                f"every key needs a value; there are {len(key)} keys and {len(value)} values"
+                f"every key needs a value; there are {key.shape[0]} keys and {value.shape[0]} "
+                "values"
             )
         made = context.scope.made_inside
         marks = Marks(
             *(
-                rows_at(context if part.follows(made) else Context(), len(rows))
+                rows_at(context if part.follows(made) else Context(), rows.shape[0])
                 for part, rows in ((self.query, query), (self.key, key))
             )
         )
-        return Entries(query, key, value, marks)
+        return Entries(query, undivided(key), undivided(value), marks)
 
 
 def project(
@@ -196,7 +198,7 @@ class slots(Leaf):
     def apply(self, params: Mapping[str, Array], x: Any, context: Context) -> Entries:
         query = x.query if isinstance(x, Entries) else x
         one_sequence("slots", query)
-        marks = Marks(rows_at(context, len(query)), rows_at(Context(), self.count))
+        marks = Marks(rows_at(context, query.shape[0]), rows_at(Context(), self.count))
         key, value = (params[name].astype(query.dtype) for name in ("key", "value"))
         return Entries(query, key, value, marks)
 

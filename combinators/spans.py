@@ -23,6 +23,7 @@ from .grid import ALL, NONE, SOME
 from .intervals import namespace
 from .mask import mask
 from .maybe import Maybe
+from .mesh import compiler_divides, explicit_array
 from .predicates import Predicate
 from .records import Marks, Range, Rows
 from .settle import corners_differ, decided, settled
@@ -65,6 +66,22 @@ def survey(
         return Plan(np.full(counts, ALL, np.int8))
     seen = functools.reduce(operator.and_, predicates)
     marks = with_facts(marks, seen, context)
+    like = explicit_array(marks)
+    if like is None:
+        return survey_of(seen, marks, block, affordable)
+    undecided = []
+
+    def parts(marks: Marks) -> Any:
+        found = survey_of(seen, marks, block, affordable)
+        undecided.append(found.undecided)
+        return found.parts
+
+    return Plan(compiler_divides(parts, like, 0)(marks), *undecided)
+
+
+def survey_of(seen: Predicate, marks: Marks, block: tuple[int, int], affordable: float) -> Plan:
+    """The plan of a table of which the marks are all that a predicate asks for."""
+    counts = blocks_of(marks, block)
     whole, numbered = laid(marks, seen.tables), ranges(marks)
     program = program_of(seen, whole)
     if any(map(is_traced, jax.tree.leaves(whole))):

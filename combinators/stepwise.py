@@ -19,8 +19,9 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from .apply import call
-from .check import check_integers, check_names, entering
+from .check import check_integers, check_names, check_numbers, entering
 from .compose import Compose
+from .context import OwnNames
 from .dtypes import row_numbers
 from .errors import CompositionError, ContextError, ParameterError
 from .kinds import show, spec
@@ -77,6 +78,7 @@ class Stepper:
     """`stepwise(term).step`, which equals, and hashes like, that of an equal term."""
 
     term: Term
+    __signature__ = OwnNames()
 
     def __call__(
         self, params: Any, state: State, x: Any, /, *, positions: ArrayLike | None = None,
@@ -87,6 +89,7 @@ class Stepper:
                 "step takes parameters, then the state that start or the last step gave, and then "
                 "rows: step(params, state, x)"
             )
+        check_numbers("a step", x)
         for name in sorted(state["given"].keys() & context.keys()):
             raise ContextError(
                 f"{name} was given to start, and what is read of it is kept: leave it out of steps"

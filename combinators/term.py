@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from .context import OwnNames
 from .dtypes import widened
 from .errors import CompositionError
 from .guards import ARRAYS, check_class
@@ -47,6 +48,7 @@ class Term(Generic[In, Out]):
     Terms compose with `@` (after), add with `+`, repeat with `**`.
     """
 
+    __signature__ = OwnNames()
     word: ClassVar[str] = ""
     __array_ufunc__: ClassVar[None] = None  # NumPy leaves operators to the term
     parts: tuple[Term, ...]

@@ -18,12 +18,14 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.core import ShapedArray
+from jax.core import Tracer
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from .dtypes import wide
 from .grid import Band, Grid, Layout, Place, Side, bands, cut_all, put_all
+from .kinds import symbolic
+from .mesh import compiler_divides, lowering, partitions, type_like, varying_alike
 
 __all__ = ["SHARED", "Fold", "Sum", "fold", "joined"]
 
@@ -149,7 +151,8 @@ class Sweep:
         for axis, size in reversed(list(enumerate(self.sizes))):  # the last one lies closest
             if self.grid.plan is None and self.inputs[0].maps[axis]:
                 continue
-            divisors = (n for n in range(1, 2 * room) if size % n == 0)
+            most = 2 if symbolic((size,)) else 2 * room
+            divisors = (n for n in range(1, most) if size % n == 0)
             number = min(divisors, key=lambda n: abs(n - room))
             what, room = what.grouped(axis, number), max(room // number, 1)
         return what
@@ -327,17 +330,30 @@ def batch(primitive: Primitive, operands: Any, dims: Any, *, what: Sweep) -> tup
 
 def sweeping(name: str) -> Primitive:
     """A primitive that runs a sweep. On a CPU one group of copies after the other is faster, for
-    then a tile stays in the cache; elsewhere all copies run side by side."""
+    then a tile stays in the cache. Elsewhere all copies run side by side, and so they do where the
+    compiler divides them among devices: in a loop over copies each device would need all of them.
+    """
     primitive = Primitive(name)
     primitive.multiple_results = True
-    primitive.def_impl(jax.jit(primitive.bind, static_argnames="what"))
+
+    @partial(jax.jit, static_argnames="what")
+    def compiled(*operands: Array, what: Sweep) -> list[Array]:
+        if any(isinstance(x, Tracer) for x in operands):
+            return primitive.bind(*operands, what=what)
+        return one_after_other(*operands, what=what)  # under jax.disable_jit
+
+    together, alone = lowering(side_by_side), lowering(one_after_other)
+
+    def on_cpu(context: Any, *operands: Any, what: Sweep) -> Any:
+        rule = alone if partitions(context) == 1 else together
+        return rule(context, *operands, what=what)
+
+    primitive.def_impl(compiled)
     primitive.def_abstract_eval(
-        lambda *_, what: [ShapedArray(s.shape, s.dtype) for s in what.shapes]
+        lambda *operands, what: [type_like(operands[0], s.shape, s.dtype) for s in what.shapes]
     )
     batching.primitive_batchers[primitive] = partial(batch, primitive)
-    everywhere = mlir.lower_fun(side_by_side, multiple_results=True)
-    mlir.register_lowering(primitive, everywhere)
-    on_cpu = mlir.lower_fun(one_after_other, multiple_results=True)
+    mlir.register_lowering(primitive, together)
     mlir.register_lowering(primitive, on_cpu, platform="cpu")
     return primitive
 
@@ -376,4 +392,7 @@ ad.primitive_jvps[tile_fold] = fold_tangent
 
 def fold(what: Fold, operands: Sequence[Any]) -> list[Array]:
     """Run a fold. Its derivatives of every order, and maps of it, are sweeps as well."""
-    return tile_fold.bind(*operands, what=what)
+    pairs = zip(operands, what.inputs, strict=True)
+    rows = next(x for x, layout in pairs if layout.side is Side.ROWS)
+    run = compiler_divides(partial(tile_fold.bind, what=what), rows)
+    return run(*varying_alike(operands))
