@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from .compose import listed
-from .core.arguments import as_term
+from .core.arguments import as_term, at_least
 from .core.context import Context
 from .core.errors import CompositionError
 from .core.execution import Run
@@ -16,7 +16,7 @@ from .core.leaf import Leaf
 from .core.printing import Write
 from .core.term import Term, form
 
-__all__ = ["fanout", "join", "parallel", "pick"]
+__all__ = ["columns", "fanout", "join", "parallel", "pick"]
 
 
 class Branches(Term):
@@ -163,3 +163,36 @@ class pick(Leaf):
         if not -len(x) <= self.index < len(x):
             raise CompositionError(f"pick({self.index}) cannot select from a tuple of {len(x)}")
         return x[self.index]
+
+
+@form
+class columns(Leaf):
+    """`columns(a, b)(x)` is `x[..., a:b]`: some numbers of each row, (…, d) -> (…, b - a).
+
+    Raises CompositionError for columns that x lacks, and for none at all.
+
+    >>> import jax.numpy as jnp
+    >>> columns(1, 3)({}, jnp.arange(4))
+    Array([1, 2], dtype=int32)
+    """
+
+    rowwise = True
+
+    start: int
+    stop: int
+
+    def __post_init__(self):
+        super().__post_init__()
+        at_least(0, self, start=self.start)
+        at_least(self.start + 1, self, stop=self.stop)
+
+    def flow(self, kind: Any) -> Any:
+        super().flow(kind)
+        if isinstance(kind, Width) and kind.width is not None and kind.width < self.stop:
+            raise CompositionError(f"{self!r} reads columns of an array of width {kind.width}")
+        return Width(self.stop - self.start)
+
+    def apply(self, params: Any, x: Any, context: Context) -> Any:
+        if x.shape[-1] < self.stop:
+            raise CompositionError(f"{self!r} reads columns of an array of width {x.shape[-1]}")
+        return x[..., self.start : self.stop]

@@ -8,6 +8,7 @@ import io
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -22,11 +23,12 @@ from .core.declare import Declare, declare, walk
 from .core.kinds import show, spec
 from .core.leaf import Leaf, compute
 from .core.lookup import Lookup
-from .core.parameter import map_declared
+from .core.parameter import Parameter, map_declared
 from .core.records import Entries, Scores, Weights
 from .core.term import Term
 from .intervals.span import is_whole
-from .streaming.choose import asks, decide, inside_copies
+from .streaming.choose import Decision, asks, decide, inside_copies
+from .streaming.linear_attention import in_part
 
 __all__ = ["Description", "describe"]
 
@@ -37,7 +39,8 @@ HEADER = ("stage", "gives", "learned", "FLOPs", "bytes", "runs")
 class Row:
     """One stage: where its parameters lie, what it gives, what it costs, and how it runs.
 
-    `under` is how much deeper a stage stands than its parameters, which may lie at the top.
+    `under` is how much deeper a stage stands than its parameters, which may lie at the top. `moved`
+    are the bytes that it reads and writes, `products` its matrix products.
     """
 
     path: tuple[str, ...]
@@ -48,6 +51,8 @@ class Row:
     bytes: float = 0.0
     runs: str = ""
     under: int = 0
+    moved: float = 0.0
+    products: int = 0
 
     @property
     def depth(self) -> int:
@@ -96,11 +101,24 @@ class Describe(Declare):
 
     def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
         y = super().leaf(term, x, context)
-        times = math.prod(size for _, size in self.around)
-        costs = times * flops(term, self.outputs, x, context), times * size(y)
+        work, products = counts(term, self.outputs, x, context)
+        learned = map_declared(self.outputs, shaped)
+        moved = reads(term, x) + nbytes(learned) + size(y) if work else 0
+        costs = (self.times * n for n in (work, size(y)))
+        layers = math.prod(n for name, n in self.around if name == "layers")
         stage = labelled(repr(term), term, self.path)
-        self.rows.append(Row(self.path, stage, gives(y), 0, *costs))
+        self.rows.append(
+            Row(
+                self.path, stage, gives(y), 0, *costs,
+                moved=self.times * moved, products=layers * products,
+            )
+        )  # fmt: skip
         return y
+
+    @property
+    def times(self) -> int:
+        """How often a stage here runs."""
+        return math.prod(size for _, size in self.around)
 
     def lookup(self, form: Any, lookup: Lookup, x: Any, context: Context, step: Any) -> Any:
         at, decided = len(self.rows), self.decided
@@ -109,9 +127,11 @@ class Describe(Declare):
         self.decided = decided
         if asks(form, lookup, x) and not decided:
             silent = Declare(self.root, self.path, self.aliases)
-            runs = str(decide(form, lookup, x, context, silent))
+            decision = decide(form, lookup, x, context, silent)
             inside = [dataclasses.replace(row, runs="") for row in self.rows[at:]]
-            self.rows[at:] = [dataclasses.replace(inside[0], runs=runs), *inside[1:]]
+            if decision.grid is not None and isinstance(x, Entries):
+                inside = in_tiles(inside, decision, x, y, self.times)
+            self.rows[at:] = [dataclasses.replace(inside[0], runs=str(decision)), *inside[1:]]
         return y
 
     def mapped(self, form, x, context, size, axis, given, copies) -> Any:
@@ -155,15 +175,61 @@ def head_line(term: Term, path: tuple[str, ...]) -> str:
     return labelled(f"{term.name} × {number}" if number else term.name, term, path)
 
 
-def flops(term: Leaf, declared: Mapping[str, Any], x: Any, context: Context) -> float:
-    """The FLOPs of one run of a leaf, as XLA counts them before it optimises."""
+def shaped(parameter: Parameter) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(parameter.shape, parameter.dtype)
 
+
+def counts(
+    term: Leaf, declared: Mapping[str, Any], x: Any, context: Context
+) -> tuple[float, int]:
+    """The FLOPs of one run of a leaf, as XLA counts them before it optimises, and its products."""
+    params = map_declared(declared, shaped)
+    leaves, tree = jax.tree.flatten((params, spec(x), spec(context)))
+    return counted_once(term, tuple(leaves), tree, jnp.result_type(float))
+
+
+@lru_cache(maxsize=4096)
+def counted_once(term: Leaf, leaves: tuple, tree: Any, _float_type: Any) -> tuple[float, int]:
     def run(params, x, context):
         return compute(term, params, x, context, ())
 
-    params = map_declared(declared, lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype))
-    analysis = jax.jit(run).lower(params, spec(x), spec(context)).cost_analysis() or {}
-    return analysis.get("flops", 0.0)
+    lowered = jax.jit(run).lower(*jax.tree.unflatten(tree, leaves))
+    analysis = lowered.cost_analysis() or {}
+    return analysis.get("flops", 0.0), lowered.as_text().count("stablehlo.dot_general")
+
+
+def reads(term: Leaf, x: Any) -> int:
+    """The bytes of x that a stage reads: of a record only its part."""
+    match x:
+        case Entries(query=query, key=key):
+            x = {} if term.role == "masks" else (query, key)
+        case Scores(score=score):
+            x = score
+        case Weights(weight=weight, value=value):
+            x = weight, value
+    return nbytes(x)
+
+
+def in_tiles(
+    rows: list[Row], decision: Decision, x: Entries, y: Any, times: int
+) -> list[Row]:
+    """The rows of a lookup that streams: one program that holds no table.
+
+    It reads queries and writes answers once, and reads keys and values once for each tile in which
+    they are asked. Where sums of keys stand for full tiles, these are made and asked once.
+    """
+    grid: Any = decision.grid
+    queries, keys, d, e = len(x.query), len(x.key), x.query.shape[-1], x.value.shape[-1]
+    summed = decision.stream.features is not None
+    tiles = (in_part(grid) if summed else grid).tiles if grid.known else grid.plan.size
+    entry = nbytes((x.key, x.value)) / keys
+    asked = tiles * grid.block[1] + keys * summed
+    moved = nbytes((x.query, y)) + entry * asked
+    sums = 2 * (queries + keys) * d * e if summed else 0
+    share = min(1.0, tiles * grid.area / (queries * keys))
+    first, *rest = (dataclasses.replace(row, flops=row.flops * share, moved=0.0) for row in rows)
+    first = dataclasses.replace(first, flops=first.flops + times * sums, moved=times * moved)
+    return [first, *rest]
 
 
 def made(value: Any) -> dict[str, Any]:
@@ -191,7 +257,12 @@ def gives(value: Any) -> str:
 
 def size(value: Any) -> int:
     """The bytes of what a stage made."""
-    leaves = jax.tree.leaves(spec(made(value)))
+    return nbytes(made(value))
+
+
+def nbytes(value: Any) -> int:
+    """The bytes of all arrays in a value."""
+    leaves = jax.tree.leaves(spec(value))
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
 
 
@@ -209,8 +280,9 @@ class Description:
     @property
     def total(self) -> Row:
         """The sum over all stages."""
-        sums = [sum(getattr(row, n) for row in self.rows) for n in ("parameters", "flops", "bytes")]
-        return Row((), "total", "", *sums, runs="")
+        names = "parameters", "flops", "bytes", "moved", "products"
+        sums = {name: sum(getattr(row, name) for row in self.rows) for name in names}
+        return Row((), "total", "", **sums)
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         """The table; where it is too wide, what runs is told below it."""

@@ -14,11 +14,13 @@ from .core.errors import CompositionError
 from .core.execution import Run
 from .core.guards import unread
 from .core.kinds import Width, show
+from .core.leaf import Leaf
 from .core.printing import Write
+from .core.source import documented
 from .core.term import Term, form
 from .repeat import folded
 
-__all__ = ["copies", "heads"]
+__all__ = ["copies", "heads", "total"]
 
 
 @form
@@ -125,3 +127,21 @@ def make_copies(word: str, count: int, term: Term, values: dict[str, Any], joine
 def plain(values: Any) -> Any:
     """Nested lists as tuples, which a term may hold."""
     return tuple(map(plain, values)) if isinstance(values, list) else values
+
+
+@form
+class Total(Leaf):
+    """See `total`."""
+
+    rowwise = True
+    word = "total"
+    bare = True
+
+    def flow(self, kind: Any) -> Any:
+        return None
+
+    def apply(self, params: Any, x: Any, context: Context) -> Any:
+        return jnp.sum(x, 0)
+
+
+total = documented("The sum over copies, (n, …) -> (…).", Total())

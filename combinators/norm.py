@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .core.arguments import floats
+from .core.arguments import boolean, floats
 from .core.context import Context
 from .core.errors import CompositionError
 from .core.kinds import told
@@ -32,9 +33,11 @@ class Norm(Leaf):
     rowwise = True
 
     eps: float
+    gain: bool
 
     def __post_init__(self):
         super().__post_init__()
+        boolean(self, gain=self.gain)
         if isinstance(self.eps, bool) or not isinstance(self.eps, Real) or not 0 <= self.eps < 1:
             raise CompositionError(
                 f"eps of {self.name} is a small number, 0 <= eps < 1, not {told(self.eps)}; the "
@@ -50,7 +53,8 @@ class Norm(Leaf):
 class rms_norm(Norm):
     """x / sqrt(mean(x²) + eps) · scale, over the last axis (Zhang and Sennrich 2019).
 
-    Computed in at least float32 and rounded once.
+    Computed in at least float32 and rounded once. With `gain=False` nothing is learned: the scale
+    is 1.
 
     >>> params = rms_norm().init(jax.random.key(0), jnp.zeros((1, 2)))
     >>> rms_norm()(params, jnp.array([[3.0, -3.0]])).round(3)
@@ -58,22 +62,25 @@ class rms_norm(Norm):
     """
 
     eps: float = 1e-6
+    gain: bool = dataclasses.field(default=True, kw_only=True)
 
     def parameters(self, x: Any) -> dict[str, Parameter]:
         floats(self, x)
-        return {"scale": vector(jax.nn.initializers.ones, x)}
+        return {"scale": vector(jax.nn.initializers.ones, x)} if self.gain else {}
 
     def apply(self, params: Mapping[str, Array], x: Array, context: Context) -> Array:
         wide = x.astype(sums(x, context))
         size = jax.lax.rsqrt(jnp.mean(jnp.square(wide), -1, keepdims=True) + self.eps)
-        return (wide * size * params["scale"].astype(wide.dtype)).astype(x.dtype)
+        scale = params["scale"].astype(wide.dtype) if self.gain else 1
+        return (wide * size * scale).astype(x.dtype)
 
 
 @form
 class layer_norm(Norm):
     """(x - mean) / sqrt(variance + eps) · scale + bias, over the last axis (Ba et al. 2016).
 
-    The variance is the mean square of x - mean, in two passes, in at least float32.
+    The variance is the mean square of x - mean, in two passes, in at least float32. With
+    `gain=False` nothing is learned: the scale is 1 and the bias 0.
 
     >>> params = layer_norm().init(jax.random.key(0), jnp.zeros((1, 2)))
     >>> layer_norm()(params, jnp.array([[3.0, 5.0]])).round(3)
@@ -81,15 +88,18 @@ class layer_norm(Norm):
     """
 
     eps: float = 1e-5
+    gain: bool = dataclasses.field(default=True, kw_only=True)
 
     def parameters(self, x: Any) -> dict[str, Parameter]:
         floats(self, x)
         ones, zeros = jax.nn.initializers.ones, jax.nn.initializers.zeros
-        return {"scale": vector(ones, x), "bias": vector(zeros, x)}
+        return {"scale": vector(ones, x), "bias": vector(zeros, x)} if self.gain else {}
 
     def apply(self, params: Mapping[str, Array], x: Array, context: Context) -> Array:
         wide = x.astype(sums(x, context))
         centred = wide - jnp.mean(wide, -1, keepdims=True)
         size = jax.lax.rsqrt(jnp.mean(jnp.square(centred), -1, keepdims=True) + self.eps)
+        if not self.gain:
+            return (centred * size).astype(x.dtype)
         scale, bias = (params[name].astype(wide.dtype) for name in ("scale", "bias"))
         return (centred * size * scale + bias).astype(x.dtype)
