@@ -7,9 +7,16 @@ The five words: an input is projected to entries, scored, masked, normalized, an
 """
 
 from .aggregate import aggregate, largest, weighted_sum
+from .algebra.check import check
+from .algebra.cost import Cost, Machine, cost
+from .algebra.derive import Derivation, derive, simplify
+from .algebra.equal import equal
+from .algebra.law import Change, Law, Refusal, Sample, windowed
+from .algebra.surgery import carry, diff, replace, select
+from .algebra.verdict import Verdict
 from .arithmetic import add, multiply, subtract
 from .bias import Bias, bias, softcap, temperature
-from .branches import fanout, join, parallel, pick
+from .branches import columns, fanout, join, parallel, pick
 from .compose import compose
 from .core.context import Context
 from .core.declare import axes
@@ -23,7 +30,8 @@ from .core.term import Term
 from .describe import Description, describe
 from .dropout import dropout
 from .embed import embed, half_split, interleaved, position_embed, rotary, sinusoidal, tied
-from .heads import copies, heads
+from .heads import copies, heads, total
+from .laws import LAWS, law
 from .logic import Predicate, predicate
 from .mask import mask
 from .norm import layer_norm, rms_norm
@@ -76,14 +84,17 @@ __all__ = [
     # aggregate: weights are applied to values
     "aggregate", "weighted_sum", "largest",
     # compose: the combining forms
-    "compose", "identity", "fanout", "join", "parallel", "pick", "add", "subtract", "multiply",
-    "union", "sink", "repeat", "each", "copies", "heads", "shared", "named", "tied", "read",
+    "compose", "identity", "fanout", "join", "parallel", "pick", "columns", "add", "subtract", "multiply",
+    "union", "sink", "repeat", "each", "copies", "heads", "total", "shared", "named", "tied", "read",
     "given", "learned", "constant", "precision", "lift", "pointwise", "rms_norm", "layer_norm",
     "dropout",
     # how lookups run: on one table, as a stream, chunk after chunk with what is kept
     "materialized", "streamed", "Partial", "merge", "stepwise", "Stepwise",
     # looking at terms and parameters
     "describe", "Description", "observe", "axes", "stack", "unstack",
+    # the algebra: laws that rewrite terms and move their parameters
+    "LAWS", "law", "Law", "Sample", "Change", "Refusal", "windowed", "check", "Verdict", "simplify",
+    "derive", "Derivation", "cost", "Cost", "Machine", "equal", "diff", "select", "replace", "carry",
     # what terms are made of, and what flows
     "Term", "Leaf", "Stage", "Parameter", "Context", "Entries", "Scores", "Weights", "Marks",
     "Rows", "Range", "TermError", "CompositionError", "ContextError", "ParameterError",

@@ -14,8 +14,11 @@ from typing import Any
 import jax.numpy as jnp
 
 from .aggregate import aggregate
+from .arithmetic import multiply
 from .algebra.form_laws import (
+    before_all,
     bracketed,
+    in_each,
     in_layers,
     in_maps,
     in_one_map,
@@ -58,11 +61,12 @@ from .algebra.lookup_laws import (
     spread,
     two_masks,
 )
-from .bias import bias, softcap
+from .bias import bias
 from .branches import fanout, join
 from .core.errors import CompositionError
 from .core.term import Term
-from .heads import copies, heads
+from .embed import rotary
+from .heads import heads
 from .mask import mask
 from .norm import layer_norm, rms_norm
 from .normalize import gelu, normalize, relu, silu, softmax
@@ -71,7 +75,6 @@ from .primitives import constant, identity, learned, read
 from .project import linear, project, slots
 from .repeat import each, repeat
 from .score import dot, features, scaled_dot, score
-from .arithmetic import multiply
 from .streaming.choose import streamed
 from .union import sink, union
 from .wrappers import named, shared
@@ -178,6 +181,12 @@ def weights_of_weights(random: Any) -> Sample:
     one, two = (normalize(one_of(random, softmax, relu)) @ scores(random) for _ in range(2))
     both = one_of(random, one + two, one - two, 0.5 * one, learned(()) * two)
     return Sample(aggregate() @ both @ entries(random))
+
+
+def one_before_two(random: Any) -> Sample:
+    f, g = (one_of(random, linear(4), silu, identity) for _ in range(2))
+    form = one_of(random, f + g, multiply(f, g), fanout(f, g), f - g)
+    return Sample(form @ one_of(random, gelu, rotary()))
 
 
 def key_bias(random: Any) -> Sample:
@@ -320,6 +329,12 @@ LAWS = (
         "weights", "aggregate ∘ (f ± g) = aggregate ∘ f ± aggregate ∘ g", weights_of_weights,
         windowed(spread), windowed(gather),
         condition="f and g weigh the same values; a product of weights is no such sum",
+        moves="as they are", cheaper="by size",
+    ),
+    Law(
+        "branches", "(f ± g) ∘ h = f ∘ h ± g ∘ h", one_before_two,
+        windowed(in_each), windowed(before_all),
+        condition="h learns nothing and draws nothing",
         moves="as they are", cheaper="by size",
     ),
     Law(

@@ -11,16 +11,18 @@ import jax.numpy as jnp
 
 from ..compose import compose
 from ..core.layers import common
+from ..core.leaf import Leaf
 from ..core.term import Term
 from ..heads import Copies, total
 from ..primitives import identity
 from ..project import linear
 from ..repeat import Each, Repeat, keep
 from ..stepping.stepwise import stepwise
-from .law import Answer, Change, Line, Refusal, Stage, branches, joined, line, reformed
+from .law import Answer, Change, Line, Refusal, Stage, branches, ended, joined, line, reformed
+from .linear_laws import SIDE_BY_SIDE
 
 __all__ = [
-    "bracketed", "in_layers", "in_maps", "in_one_map", "of_joined", "of_summed", "permuted", "stepped", "units",
+    "before_all", "bracketed", "in_each", "in_layers", "in_maps", "in_one_map", "of_joined", "of_summed", "permuted", "stepped", "units",
     "written_out",
 ]  # fmt: skip
 
@@ -126,7 +128,7 @@ def of_joined(form: Stage, after: Stage) -> Answer:
 def of_summed(form: Stage, plus: Stage) -> Answer:
     if not isinstance(form.term, Copies) or form.term.joined or plus.term != total:
         return None
-    *rest, last = line(*branches(*form)[0])
+    rest, last = ended(branches(*form)[0])
     if not isinstance(last.term, linear) or last.term.bias:
         return None
 
@@ -138,6 +140,39 @@ def of_summed(form: Stage, plus: Stage) -> Answer:
         return [reformed(whole, [inner]), Stage(last.term, kernel)]
 
     return make
+
+
+# (f ± g) ∘ h = f ∘ h ± g ∘ h
+
+
+def in_each(h: Stage, form: Stage) -> Answer:
+    """A stage that learns nothing may run in each branch of what follows."""
+    if not isinstance(form.term, SIDE_BY_SIDE) or not plain(h):
+        return None
+    parts = branches(*form)
+    return lambda: [
+        reformed(form.term, [p if p.term.constant else joined([h, p]) for p in parts])
+    ]
+
+
+def before_all(form: Stage) -> Answer:
+    if not isinstance(form.term, SIDE_BY_SIDE):
+        return None
+    parts = branches(*form)
+    lines = [line(*part) for part in parts if not part.term.constant]
+    if len(lines) < 2 or not all(lines):
+        return None
+    h = lines[0][0]
+    if not plain(h) or any(stages[0].term != h.term for stages in lines):
+        return None
+    rest = [p if p.term.constant else joined(line(*p)[1:]) for p in parts]
+    return lambda: [h, reformed(form.term, rest)]
+
+
+def plain(stage: Stage) -> bool:
+    """Whether a stage is a primitive that learns nothing and draws nothing."""
+    term = stage.term
+    return isinstance(term, Leaf) and not (stage.params or term.random or term.constant)
 
 
 # Executions

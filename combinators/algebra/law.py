@@ -19,7 +19,7 @@ from ..wrappers import named
 
 __all__ = [
     "Answer", "Change", "Law", "Line", "Refusal", "Sample", "Stage", "answered", "branches",
-    "joined", "line", "reformed", "unnamed", "windowed", "with_parts",
+    "ended", "joined", "line", "reformed", "unnamed", "windowed", "with_parts",
 ]  # fmt: skip
 
 Tree = Mapping[str, Any]
@@ -99,6 +99,12 @@ def line(term: Term, params: Tree) -> list[Stage]:
     if not isinstance(term, Compose):
         return [] if term == identity else [Stage(term, params)]
     return [Stage(p, select(params, n)) for p, n in zip(term.parts, term.names, strict=True)]
+
+
+def ended(stage: Stage) -> tuple[list[Stage], Stage]:
+    """The stages of a composition before the last one, and the last one."""
+    *rest, last = line(*stage) or [stage]
+    return rest, last
 
 
 def joined(stages: Iterable[Stage]) -> Stage:

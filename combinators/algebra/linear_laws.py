@@ -94,6 +94,9 @@ def merge_sum(form: Stage) -> Answer:
     first, *rest = [i for i, part in enumerate(parts) if straight(part)] or [0]
     if not rest:
         return None
+    for part in (unnamed(parts[i]).term for i in (first, *rest)):
+        if isinstance(part, Shared):
+            return f"{part!r} shares its parameters, and a sum with others would not"
 
     def make() -> list[Stage]:
         sign = -1 if isinstance(form.term, Subtract) else 1

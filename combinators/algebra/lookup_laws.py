@@ -33,6 +33,7 @@ from .law import (
     Stage,
     answered,
     branches,
+    ended,
     joined,
     line,
     reformed,
@@ -98,7 +99,7 @@ def with_slot(entries: Stage, slot: int, change: Callable[[Stage], list[Stage]])
 def out_of_values(entries: Stage, between: Line, mix: Stage) -> Answer:
     if not isinstance(entries.term, Project) or not all(map(carries, between)):
         return None
-    *rest, last = line(*branches(*entries)[2])
+    rest, last = ended(branches(*entries)[2])
     if not isinstance(last.term, linear) or last.term.bias:
         return None
     return lambda: [with_slot(entries, 2, lambda _: rest), *between, mix, last]
@@ -132,7 +133,7 @@ def slide(source: int, target: int) -> Callable[..., Answer]:
     def rule(entries: Stage, between: Line, mix: Stage) -> Answer:
         if not isinstance(entries.term, Project) or not between:
             return None
-        *rest, last = line(*branches(*entries)[source]) or [entries]
+        rest, last = ended(branches(*entries)[source])
         if not isinstance(last.term, linear):
             return None
         kernel = last.params["kernel"]
@@ -179,12 +180,27 @@ def spread(form: Stage, mix: Stage) -> Answer:
         return None
     if not isinstance(form.term, (Add, Subtract, Multiply)):
         return None
-    parts = branches(*form)
-    if isinstance(form.term, Multiply) and not one_varies(parts):
+    if products(form.term):
         return "a product of weights is linear in neither"
-    return lambda: [
-        reformed(form.term, [joined([p, mix]) if weighs(p.term) else p for p in parts])
-    ]
+    return lambda: [mixed(form, mix)]
+
+
+def mixed(form: Stage, mix: Stage) -> Stage:
+    """The answers in place of the weights."""
+    if not isinstance(form.term, (Add, Subtract, Multiply)):
+        return joined([form, mix])
+    parts = branches(*form)
+    return reformed(form.term, [mixed(p, mix) if weighs(p.term) else p for p in parts])
+
+
+def products(term: Term) -> bool:
+    """Whether somewhere in sums of weights, weights are multiplied."""
+    if not isinstance(term, (Add, Subtract, Multiply)):
+        return False
+    parts = [Stage(part, {}) for part in term.parts]
+    return (isinstance(term, Multiply) and not one_varies(parts)) or any(
+        map(products, term.parts)
+    )
 
 
 def one_varies(parts: list[Stage]) -> bool:
@@ -202,7 +218,7 @@ def gather(form: Stage) -> Answer:
         return None
     made = []
     for part in parts:
-        *rest, last = line(*part)
+        rest, last = ended(part)
         if not part.term.constant:
             if not mixes(last.term) or not weighs(joined(rest).term):
                 return None
@@ -228,7 +244,7 @@ def no_shift(entries: Stage, between: Line, mix: Stage) -> Answer:
     how = next((i for i, s in enumerate(between) if isinstance(s.term, normalize)), None)
     if how is None or not isinstance(entries.term, Project):
         return None
-    *_, key = line(*branches(*entries)[1]) or [entries]
+    _, key = ended(branches(*entries)[1])
     biased = isinstance(key.term, linear) and key.term.bias
     if not biased or not any(scale_of(s, 1) is not None for s in between[:how]):
         return None
@@ -239,7 +255,7 @@ def no_shift(entries: Stage, between: Line, mix: Stage) -> Answer:
         return f"{unlike[0]!r} does not turn a shift of a row into a shift"
 
     def plain(slot: Stage) -> list[Stage]:
-        *rest, last = line(*slot)
+        rest, last = ended(slot)
         return [*rest, matrix(last.params["kernel"])]
 
     return lambda: [with_slot(entries, 1, plain), *between, mix]

@@ -23,7 +23,7 @@ from ..heads import Copies
 from ..wrappers import Everywhere
 from .law import Change, Law, Refusal, Rule, Stage, branches, joined, line, with_parts
 
-__all__ = ["Direction", "Program", "Refused", "Rewrite", "applied", "directions", "rewrites"]
+__all__ = ["Direction", "Program", "Refused", "Rewrite", "applied", "directions", "places", "rewrites"]
 
 Tree = Mapping[str, Any]
 
@@ -99,8 +99,10 @@ def rewrites(
             place = (*path, *step(stages, found.start))
             if isinstance(found, Refusal):
                 yield Refused(direction, place, found.reason)
-            else:
-                yield rewritten(term, shapes, direction, number, place)
+                continue
+            rewrite = rewritten(term, shapes, direction, number, place)
+            reason = moves_dropout(term, rewrite.term)
+            yield Refused(direction, place, reason) if reason else rewrite
     for at, stage in enumerate(stages):
         for index, part in enumerate(inner_declared(stage)):
             for found in rewrites(*part, laws, (*path, *step(stages, at))):
@@ -209,40 +211,45 @@ def copy_axes(declared: Any) -> Any:
 
 
 def applied(found: Rewrite, program: Program) -> Program:
-    """The program after a rewrite.
-
-    Layers come back as they were, stacked or as one dict each. Raises CompositionError where the
-    random numbers of a dropout would be others.
-    """
-    term, params, x, context = program
-    before, after = sorted(addresses(term)), sorted(addresses(found.term))
-    if before != after:
-        raise CompositionError(
-            f"{found.direction.law.statement} would move a dropout from "
-            f"{(before or ['nowhere'])[0]!r} to {(after or ['nowhere'])[0]!r}, and its random "
-            "numbers come from its place; give the stages around it names with named(…)"
-        )
-    target = Program(found.term, {}, x, context)
-    stacked = stack(term, params)
+    """The program after a rewrite. Layers stay as they were, stacked or as one dict each."""
+    target = Program(found.term, {}, program.x, program.context)
+    stacked = stack(program.term, program.params)
     moved = dict(found.move(stacked, program.declared, target.declared))
-    for label in labels(found.term):
-        moved[label] = stacked[label]
-    if jax.tree.structure(stacked) != jax.tree.structure(plain(params)):
+    moved |= {label: stacked[label] for label in labels(found.term)}
+    if jax.tree.structure(stacked) != jax.tree.structure(plain(program.params)):
         moved = unstack(found.term, moved)
     return target._replace(params=moved)
 
 
+def moves_dropout(before: Term, after: Term) -> str:
+    """Why a term may not become another: its dropouts would draw other numbers. Else empty."""
+    old, new = addresses(before), addresses(after)
+    if old == new:
+        return ""
+    moved = next(iter({*old} - {*new}), "its place")
+    return (
+        f"the dropout at {moved!r} would draw other numbers, as they come from its place; give the "
+        "stages around it names of their own with named(…)"
+    )
+
+
 def labels(term: Term) -> set[str]:
     """The names under which parameters stand at the top of the tree."""
-    own = {term.label} if isinstance(term, Everywhere) else set()
-    return own.union(*map(labels, term.parts))
+    return {part.label for _, part in places(term) if isinstance(part, Everywhere)}
 
 
-def addresses(term: Term, path: tuple[str, ...] = (), aliases: Any = None) -> Iterator[str]:
+def addresses(term: Term) -> list[str]:
     """The places from which random stages take their numbers."""
-    if isinstance(term, Leaf) and term.random:
-        yield "/".join(path)
+    return sorted(path for path, part in places(term) if isinstance(part, Leaf) and part.random)
+
+
+def places(
+    term: Term, path: tuple[str, ...] = (), aliases: Any = None
+) -> Iterator[tuple[str, Term]]:
+    """A term and all its parts, each with the path at which its parameters lie; a composition has
+    the path of the form around it."""
+    yield "/".join(path), term
     at = Run(None, path, aliases)
     for name, part in zip(term.names, term.parts, strict=True):
-        place = ((term.label,), {}) if isinstance(term, Everywhere) else at.place(name)
-        yield from addresses(part, *place)
+        inside = ((term.label,), {}) if isinstance(term, Everywhere) else at.place(name)
+        yield from places(part, *inside)

@@ -1,0 +1,104 @@
+"""Derivations as text, Markdown, HTML and LaTeX."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from ..core.printing import equation, indented, laid_out
+from ..describe import rounded
+from .cost import Cost, time
+
+__all__ = ["html_table", "latex", "markdown", "text"]
+
+MEASURES = ("FLOPs", "bytes", "products", "time")
+
+
+def cells(cost: Cost) -> tuple[str, ...]:
+    flops, moved = (rounded(number) or "0" for number in (cost.flops, cost.bytes))
+    return flops, moved, str(cost.products), time(cost.seconds)
+
+
+def changes(derivation: Any) -> Iterator[tuple[Any, list[str]]]:
+    """Each step with its change of every measure."""
+    before = cells(derivation.cost)
+    for step in derivation.steps:
+        after = cells(step.cost)
+        yield step, [a if a == b else f"{a} → {b}" for a, b in zip(before, after, strict=True)]
+        before = after
+
+
+def place(step: Any) -> str:
+    return f" at {step.path}" if step.path else ""
+
+
+def error(step: Any) -> str:
+    return "" if step.error is None else f"{step.error:.1e}"
+
+
+def text(derivation: Any) -> str:
+    """The chain as equations, each with the law that it follows from."""
+    lines = [f"  {indented(str(derivation.first), 2)}"]
+    for step, changed in changes(derivation):
+        lines += [f"= {indented(str(step.term), 2)}", f"    {step.law}: {step.statement}{place(step)}"]
+        if len(equation(step.term)) > 80:
+            lines += [f"    {equation(step.before)} = {equation(step.after)}"]
+        pairs = zip(MEASURES, changed, strict=True)
+        lines.append("    " + ", ".join(f"{name} {value}" for name, value in pairs))
+        lines += [f"    largest difference {error(step)}"] if error(step) else []
+    if not derivation.steps:
+        lines.append("  as it is: no law makes it cheaper")
+    return "\n".join(lines)
+
+
+HEADER = ("law", "at", "before", "after", *MEASURES, "largest difference")
+
+
+def table(derivation: Any) -> list[tuple[str, ...]]:
+    return [
+        (step.law, step.path, equation(step.before), equation(step.after), *changed, error(step))
+        for step, changed in changes(derivation)
+    ]
+
+
+def markdown(derivation: Any) -> str:
+    """The steps as a table; it begins with the first equation and ends with the last."""
+    code = lambda term: f"`{equation(term)}`"  # noqa: E731
+    rows = [[*row[:2], *(f"`{cell}`" for cell in row[2:4]), *row[4:]] for row in table(derivation)]
+    lines = [HEADER, ["---"] * len(HEADER), *rows]
+    body = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in lines]
+    return "\n".join([code(derivation.first), "", *body, "", code(derivation.term)])
+
+
+def html_table(derivation: Any) -> str:
+    """The same as HTML, as a notebook shows it."""
+
+    def line(row: Any, tag: str) -> str:
+        inner = (f'<{tag} style="text-align:left">{html.escape(cell)}</{tag}>' for cell in row)
+        return f"<tr>{''.join(inner)}</tr>"
+
+    body = "".join(line(row, "td") for row in table(derivation))
+    ends = [f"<pre>{html.escape(str(t))}</pre>" for t in (derivation.first, derivation.term)]
+    return f"{ends[0]}<table>{line(HEADER, 'th')}{body}</table>{ends[1]}"
+
+
+def latex(derivation: Any) -> str:
+    """Aligned equations, each with its law."""
+    lines = [rf"& {symbols(equation(derivation.first))}"]
+    lines += [
+        rf"={{}} & {symbols(equation(step.term))} && \text{{{step.law}}}"
+        for step in derivation.steps
+    ]
+    body = " \\\\\n".join(lines)
+    return f"\\begin{{align*}}\n{body}\n\\end{{align*}}"
+
+
+SYMBOLS = {"∘": r"\circ", "·": r"\cdot", "−": "-", "_": r"\_", "&": r"\&", "'": "'"}
+
+
+def symbols(equation: str) -> str:
+    """An equation in LaTeX: words upright, operators as symbols."""
+    words = re.sub(r"[A-Za-z_][\w.]*", lambda m: rf"\mathrm{{{m[0]}}}", equation)
+    return "".join(SYMBOLS.get(mark, mark) for mark in words)
