@@ -84,17 +84,18 @@ __all__ = [
     # aggregate: weights are applied to values
     "aggregate", "weighted_sum", "largest",
     # compose: the combining forms
-    "compose", "identity", "fanout", "join", "parallel", "pick", "columns", "add", "subtract", "multiply",
-    "union", "sink", "repeat", "each", "copies", "heads", "total", "shared", "named", "tied", "read",
-    "given", "learned", "constant", "precision", "lift", "pointwise", "rms_norm", "layer_norm",
-    "dropout",
+    "compose", "identity", "fanout", "join", "parallel", "pick", "columns", "add", "subtract",
+    "multiply", "union", "sink", "repeat", "each", "copies", "heads", "total", "shared", "named",
+    "tied", "read", "given", "learned", "constant", "precision", "lift", "pointwise", "rms_norm",
+    "layer_norm", "dropout",
     # how lookups run: on one table, as a stream, chunk after chunk with what is kept
     "materialized", "streamed", "Partial", "merge", "stepwise", "Stepwise",
     # looking at terms and parameters
     "describe", "Description", "observe", "axes", "stack", "unstack",
     # the algebra: laws that rewrite terms and move their parameters
-    "LAWS", "law", "Law", "Sample", "Change", "Refusal", "windowed", "check", "Verdict", "simplify",
-    "derive", "Derivation", "cost", "Cost", "Machine", "equal", "diff", "select", "replace", "carry",
+    "LAWS", "law", "Law", "Sample", "Change", "Refusal", "windowed", "check", "Verdict",
+    "simplify", "derive", "Derivation", "cost", "Cost", "Machine", "equal", "diff", "select",
+    "replace", "carry",
     # what terms are made of, and what flows
     "Term", "Leaf", "Stage", "Parameter", "Context", "Entries", "Scores", "Weights", "Marks",
     "Rows", "Range", "TermError", "CompositionError", "ContextError", "ParameterError",

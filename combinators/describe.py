@@ -102,17 +102,16 @@ class Describe(Declare):
     def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
         y = super().leaf(term, x, context)
         work, products = counts(term, self.outputs, x, context)
-        learned = map_declared(self.outputs, shaped)
-        moved = reads(term, x) + nbytes(learned) + size(y) if work else 0
-        costs = (self.times * n for n in (work, size(y)))
+        learned = nbytes(map_declared(self.outputs, shaped))
+        looked_at = learned if products else min(learned, size(y))  # of a table only some rows
+        moved = reads(term, x) + looked_at + size(y) if work else 0
         layers = math.prod(n for name, n in self.around if name == "layers")
         stage = labelled(repr(term), term, self.path)
-        self.rows.append(
-            Row(
-                self.path, stage, gives(y), 0, *costs,
-                moved=self.times * moved, products=layers * products,
-            )
+        row = Row(
+            self.path, stage, gives(y), flops=self.times * work, bytes=self.times * size(y),
+            moved=self.times * moved, products=layers * products,
         )  # fmt: skip
+        self.rows.append(row)
         return y
 
     @property
@@ -179,9 +178,7 @@ def shaped(parameter: Parameter) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(parameter.shape, parameter.dtype)
 
 
-def counts(
-    term: Leaf, declared: Mapping[str, Any], x: Any, context: Context
-) -> tuple[float, int]:
+def counts(term: Leaf, declared: Mapping[str, Any], x: Any, context: Context) -> tuple[float, int]:
     """The FLOPs of one run of a leaf, as XLA counts them before it optimises, and its products."""
     params = map_declared(declared, shaped)
     leaves, tree = jax.tree.flatten((params, spec(x), spec(context)))
@@ -210,9 +207,7 @@ def reads(term: Leaf, x: Any) -> int:
     return nbytes(x)
 
 
-def in_tiles(
-    rows: list[Row], decision: Decision, x: Entries, y: Any, times: int
-) -> list[Row]:
+def in_tiles(rows: list[Row], decision: Decision, x: Entries, y: Any, times: int) -> list[Row]:
     """The rows of a lookup that streams: one program that holds no table.
 
     It reads queries and writes answers once, and reads keys and values once for each tile in which
@@ -281,7 +276,7 @@ class Description:
     def total(self) -> Row:
         """The sum over all stages."""
         names = "parameters", "flops", "bytes", "moved", "products"
-        sums = {name: sum(getattr(row, name) for row in self.rows) for name in names}
+        sums: dict[str, Any] = {n: sum(getattr(row, n) for row in self.rows) for n in names}
         return Row((), "total", "", **sums)
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:

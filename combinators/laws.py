@@ -11,10 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
-
 from .aggregate import aggregate
-from .arithmetic import multiply
 from .algebra.form_laws import (
     before_all,
     bracketed,
@@ -61,6 +58,7 @@ from .algebra.lookup_laws import (
     spread,
     two_masks,
 )
+from .arithmetic import multiply
 from .bias import bias
 from .branches import fanout, join
 from .core.errors import CompositionError
@@ -74,10 +72,9 @@ from .predicates import causal, dilated, prefix, window
 from .primitives import constant, identity, learned, read
 from .project import linear, project, slots
 from .repeat import each, repeat
-from .score import dot, features, scaled_dot, score
-from .streaming.choose import streamed
+from .score import dot, scaled_dot, score
 from .union import sink, union
-from .wrappers import named, shared
+from .wrappers import named
 
 __all__ = ["LAWS", "law"]
 
@@ -129,7 +126,8 @@ def sum_of_linears(random: Any) -> Sample:
     d = width(random)
     adapter = linear(d) @ linear(1)
     one, two = one_of(random, (affine(random, d), adapter), (adapter, affine(random, d)))
-    return Sample(around(random, one_of(random, one + two, one - two, one + two + affine(random, d))))
+    sums = one + two, one - two, one + two + affine(random, d)
+    return Sample(around(random, one_of(random, *sums)))
 
 
 def factor_of_linear(random: Any) -> Sample:

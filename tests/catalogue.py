@@ -283,12 +283,15 @@ CATALOGUE: dict[str, Entry] = {
     # norms
     "rms_norm": Entry(rms_norm()),
     "layer_norm": Entry(layer_norm()),
+    "rms_norm: no gain": Entry(rms_norm(gain=False)),
+    "layer_norm: no gain": Entry(layer_norm(gain=False)),
     # combining forms
     "compose": Entry(linear(3) @ silu @ linear(6)),
     "identity": Entry(identity),
     "fanout": Entry(fanout(identity, linear(3))),
     "parallel": Entry(parallel(linear(3), rms_norm()), (SEQUENCE, OTHER)),
     "pick": Entry(pick(1), (SEQUENCE, OTHER)),
+    "columns": Entry(columns(1, 3)),
     "join": Entry(join(identity, linear(3))),
     "join: rows": Entry(join(learned((1, D)), identity, axis=0)),
     "add": Entry(identity + linear(D)),
@@ -310,6 +313,7 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "copies": Entry(copies(2, linear(3) @ rms_norm())),
     "copies: values": Entry(copies(2, temperature(read("t")) @ score(dot), t=(0.5, 2.0)), ENTRIES),
+    "total": Entry(total @ copies(2, linear(3))),
     "heads": Entry(linear(D) @ heads(2, linear(3) @ rms_norm())),
     "copies: grouped": Entry(copies(2, copies(2, grouped))),
     "shared": Entry(heads(2, linear(3) @ shared(linear(2), across="heads"))),
@@ -382,10 +386,11 @@ MODELS: dict[str, Entry] = {
 """The same for the models; what is a function from terms to terms is shown at work."""
 
 TOOLS = {
-    "CompositionError", "ContextError", "Description", "Entries", "Marks", "Parameter",
-    "ParameterError", "Partial", "Range", "Rows", "Scores", "Stepwise", "Term", "TermError",
-    "Weights", "alibi_slopes", "axes", "describe", "merge", "observe", "stack", "stepwise",
-    "unstack",
+    "Change", "CompositionError", "ContextError", "Cost", "Derivation", "Description", "Entries",
+    "LAWS", "Law", "Machine", "Marks", "Parameter", "ParameterError", "Partial", "Range", "Refusal",
+    "Rows", "Sample", "Scores", "Stepwise", "Term", "TermError", "Verdict", "Weights",
+    "alibi_slopes", "axes", "carry", "check", "cost", "derive", "describe", "diff", "equal", "law",
+    "merge", "observe", "replace", "select", "simplify", "stack", "stepwise", "unstack", "windowed",
 }  # fmt: skip
 """Public names that are no terms and make none: errors, records, and functions of terms."""
 

@@ -19,13 +19,13 @@ X = jnp.asarray(normal(11, 4), jnp.float32)
 ROWS = project(query=identity, key=identity, value=identity)
 
 
-def equal(query, key):
+def level(query, key):
     """Scores that are all equal."""
     return jnp.zeros((len(query), len(key)))
 
 
 def head(*stages, entries=project(4), weights: Any = hardmax):
-    return compose(aggregate(), normalize(weights), *stages, score(equal), entries)
+    return compose(aggregate(), normalize(weights), *stages, score(level), entries)
 
 
 def stick_breaking(score, visible):
@@ -76,14 +76,14 @@ ORDERED = {
     ),
     "a fold": (
         compose(
-            aggregate(first_seen), normalize(softmax), mask(causal & window(3)), score(equal), ROWS
+            aggregate(first_seen), normalize(softmax), mask(causal & window(3)), score(level), ROWS
         ),
         lambda t: [max(0, t - 2)],
     ),
     "a union of two windows": (
         compose(
             aggregate(), normalize(hardmax),
-            union(mask(causal & window(2)) @ score(equal), mask(causal & window(4)) @ score(equal)),
+            union(mask(causal & window(2)) @ score(level), mask(causal & window(4)) @ score(level)),
             ROWS,
         ),
         lambda t: [max(0, t - 1)],
@@ -104,7 +104,7 @@ def test_a_ring_asks_its_keys_in_the_order_of_positions(name, sizes):
 @pytest.mark.parametrize("sizes", [[1] * 11, [2, 9]])
 def test_heads_and_batches_that_see_order(sizes):
     """Stick-breaking beside a sink, in heads, for a batch of two: steps are the whole."""
-    near = mask(causal & window(3)) @ score(equal)
+    near = mask(causal & window(3)) @ score(level)
     one = compose(aggregate(), normalize(stick_breaking), union(near, sink()), project(3))
     batch = jnp.stack([X, -X[::-1]])
     steps, whole = stepped(each(heads(2, one)), batch, sizes, axis=1)

@@ -175,7 +175,7 @@ def test_terms_and_what_makes_them_are_no_tools():
     made = [
         name
         for name, value in vars(combinators).items()
-        if name in TOOLS
+        if name in TOOLS - {"replace"}  # which makes a term of a term
         and (
             isinstance(value, Term)
             or getattr(value, "__annotations__", {}).get("return", "").startswith("Term")

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from slips import BATCH, HEAD, KEY, TOKENS, Slip, X, run
+from slips_algebra import ALGEBRA
 from slips_executions import EXECUTED
 from slips_files import FILES
 from slips_generation import GENERATION
@@ -25,7 +26,7 @@ from slips_written import WRITTEN
 from combinax import combinators, models
 from combinax.combinators import *
 
-SLIPS = {**WRITTEN, **REFUSED, **RUN, **EXECUTED, **GENERATION, **TYPES, **FILES}
+SLIPS = {**WRITTEN, **REFUSED, **RUN, **EXECUTED, **GENERATION, **TYPES, **FILES, **ALGEBRA}
 
 
 def text_of(write: Any, error: type[Exception] = TermError) -> str:

@@ -16,6 +16,7 @@ FLOORS = (
     ("combinators.words",),
     ("combinators.streaming",),
     ("combinators.stepping", "combinators.operators", "combinators.describe", "combinators.flax"),
+    ("combinators.algebra", "combinators.laws"),
     ("combinators",),
     ("models",),
     ("train",),
@@ -23,7 +24,7 @@ FLOORS = (
 """From the ground up: a module imports from its own floor and from those below. `words` are the
 files that lie in combinators/ itself."""
 
-ABOVE_WORDS = {"operators", "describe", "flax"}
+ABOVE_WORDS = {"operators", "describe", "flax", "laws"}
 
 
 def module(path: Path) -> str:

@@ -21,9 +21,9 @@ from ..core.parameter import plain
 from ..core.term import Term
 from ..laws import LAWS
 from ..laws import law as law_called
+from . import show
 from .cost import CPU, Cost, Machine, cost
 from .law import Law
-from . import show
 from .rewrite import Direction, Program, Refused, Rewrite, applied, directions, rewrites
 
 __all__ = ["Derivation", "Step", "derive", "simplify"]
@@ -133,8 +133,8 @@ def derive(
     if to is not None:
         chain = searched(term, as_term(to, "derive"), sight, directions(laws))
     else:
-        laws_by = [law_called(name) if isinstance(name, str) else name for name in by]
-        chain = in_turn(term, laws_by, sight) if laws_by else cheapest(term, sight, directions(laws))
+        named = [law_called(name) if isinstance(name, str) else name for name in by]
+        chain = in_turn(term, named, sight) if named else cheapest(term, sight, directions(laws))
     return followed(program, sight, chain, measured=not is_abstract((x, context)))
 
 

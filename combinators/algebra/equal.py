@@ -26,7 +26,7 @@ FORWARD = (
     "shift", "masks", "unions", "matrix", "network",
 )  # fmt: skip
 BACKWARD = "side by side", "keys and values", "branches", "brackets", "blocks", "map"
-NORMAL = [Direction(law(name)) for name in FORWARD] + [Direction(law(name), True) for name in BACKWARD]
+NORMAL = [*map(Direction, map(law, FORWARD)), *(Direction(law(n), True) for n in BACKWARD)]
 """The direction of each law that leads to the normal form: one map in place of several, columns
 taken apart, and executions forgotten."""
 

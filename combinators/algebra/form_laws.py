@@ -22,8 +22,8 @@ from .law import Answer, Change, Line, Refusal, Stage, branches, ended, joined, 
 from .linear_laws import SIDE_BY_SIDE
 
 __all__ = [
-    "before_all", "bracketed", "in_each", "in_layers", "in_maps", "in_one_map", "of_joined", "of_summed", "permuted", "stepped", "units",
-    "written_out",
+    "before_all", "bracketed", "in_each", "in_layers", "in_maps", "in_one_map", "of_joined",
+    "of_summed", "permuted", "stepped", "units", "written_out",
 ]  # fmt: skip
 
 
@@ -150,9 +150,7 @@ def in_each(h: Stage, form: Stage) -> Answer:
     if not isinstance(form.term, SIDE_BY_SIDE) or not plain(h):
         return None
     parts = branches(*form)
-    return lambda: [
-        reformed(form.term, [p if p.term.constant else joined([h, p]) for p in parts])
-    ]
+    return lambda: [reformed(form.term, [p if p.term.constant else joined([h, p]) for p in parts])]
 
 
 def before_all(form: Stage) -> Answer:
@@ -192,8 +190,9 @@ def bracketed(term: Term, params: Any, x: Any, **context: Any) -> tuple[Any, Any
 
 
 def permuted(term: Term, params: Any, x: Any, **context: Any) -> tuple[Any, Any]:
-    """The term of rows in reverse, and the reversed rows of the term."""
-    return term(params, x[::-1], **context), term(params, x, **context)[::-1]
+    """The term of rows that moved on by one, and the term's rows moved on by one."""
+    moved = functools.partial(jnp.roll, shift=1, axis=0)
+    return term(params, moved(x), **context), moved(term(params, x, **context))
 
 
 def stepped(term: Term, params: Any, x: Any, **context: Any) -> tuple[Any, Any]:

@@ -26,9 +26,9 @@ Tree = Mapping[str, Any]
 
 
 class Stage(NamedTuple):
-    """A term with parameters of its own: arrays, or their declarations where only shapes count."""
+    """A term with parameters of its own: arrays, or their shapes where only these count."""
 
-    term: Term
+    term: Any  # a Term: a rule asks for its class, and then for its fields
     params: Tree
 
 
@@ -164,8 +164,16 @@ Answer = Callable[[], Iterable[Stage]] | str | None
 def windowed(rule: Callable[..., Answer]) -> Rule:
     """A rule about as many stages as the function takes, at every place of a line.
 
-    The function sees stages without the names that `named` gave them; new stages of the same word
+    The function gives a function that makes the new stages, or the condition that fails as a text,
+    or None. It sees stages without the names that `named` gave them; new stages of the same word
     get the names back.
+
+    >>> from combinax.combinators import relu
+    >>> def twice(f, g):
+    ...     return (lambda: [f]) if f.term == g.term == relu else None
+    >>> [change] = windowed(twice)(line(relu @ relu, {}))
+    >>> [stage.term for stage in change.make()]
+    [relu]
     """
     size = len(inspect.signature(rule).parameters)
 
@@ -182,7 +190,6 @@ def answered(answer: Answer, start: int, window: Line) -> Iterator[Change | Refu
     if isinstance(answer, str):
         yield Refusal(start, answer)
     elif answer:
-
         yield Change(start, start + len(window), lambda: with_names([*answer()], window))
 
 

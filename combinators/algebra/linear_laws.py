@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -101,9 +102,10 @@ def merge_sum(form: Stage) -> Answer:
     def make() -> list[Stage]:
         sign = -1 if isinstance(form.term, Subtract) else 1
         one, *others = (composed(parts[i]) for i in (first, *rest))
-        kernels = [sign * other.params["kernel"] for other in others]
-        signed = [sign * bias for bias in biases(*others)]
-        whole = matrix(sum(kernels, one.params["kernel"]), *biases(one), *signed)
+        signed = [jax.tree.map(lambda leaf: sign * leaf, other.params) for other in others]
+        kernels = [one.params["kernel"], *(params["kernel"] for params in signed)]
+        shifts = biases(one, *(Stage(None, params) for params in signed))
+        whole = matrix(functools.reduce(jnp.add, kernels), *shifts)
         made = {first: renamed(parts[first].term, whole)}
         kept = [made.get(i, part) for i, part in enumerate(parts) if i not in rest]
         return kept if len(kept) < 2 else [reformed(Add(tuple(p.term for p in kept)), kept)]
@@ -292,7 +294,7 @@ def own_source(form: Stage) -> Answer:
     if not isinstance(form.term, Given) or len(form.term.sources) != 1:
         return None
     inner, outer = branches(*form)
-    (label, _), = form.term.sources
+    ((label, _),) = form.term.sources
     pair = line(*outer)
     if not isinstance(inner.term, Project) or [type(s.term) for s in pair] != [read, linear]:
         return None
@@ -302,9 +304,7 @@ def own_source(form: Stage) -> Answer:
         return None
 
     def make() -> list[Stage]:
-        slots = [
-            joined([pair[0], cut(pair[1], stages[1].term), *stages[2:]]) for stages in others
-        ]
+        slots = [joined([pair[0], cut(pair[1], stages[1].term), *stages[2:]]) for stages in others]
         return [reformed(inner.term, [joined(query), *slots])]
 
     return make

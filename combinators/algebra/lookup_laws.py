@@ -198,9 +198,7 @@ def products(term: Term) -> bool:
     if not isinstance(term, (Add, Subtract, Multiply)):
         return False
     parts = [Stage(part, {}) for part in term.parts]
-    return (isinstance(term, Multiply) and not one_varies(parts)) or any(
-        map(products, term.parts)
-    )
+    return (isinstance(term, Multiply) and not one_varies(parts)) or any(map(products, term.parts))
 
 
 def one_varies(parts: list[Stage]) -> bool:

@@ -6,15 +6,15 @@ the axes that the declarations of the old and the new term name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, cast
 
 import jax
 
+from ..compose import Compose
 from ..core.declare import declare
-from ..core.errors import CompositionError
-from ..core.execution import Run, put, select
+from ..core.execution import Name, Run, put, select
 from ..core.layers import stack, unstack
 from ..core.leaf import Leaf
 from ..core.parameter import Parameter, is_parameter, map_declared, plain
@@ -23,7 +23,9 @@ from ..heads import Copies
 from ..wrappers import Everywhere
 from .law import Change, Law, Refusal, Rule, Stage, branches, joined, line, with_parts
 
-__all__ = ["Direction", "Program", "Refused", "Rewrite", "applied", "directions", "places", "rewrites"]
+__all__ = [
+    "Direction", "Program", "Refused", "Rewrite", "applied", "directions", "places", "rewrites",
+]  # fmt: skip
 
 Tree = Mapping[str, Any]
 
@@ -89,14 +91,20 @@ class Program(NamedTuple):
 
 
 def rewrites(
-    term: Term, declared: Tree, laws: Iterable[Direction], path: tuple[str, ...] = ()
-) -> Iterator[Rewrite | Refused]:
-    """Every way to apply one law once, at any depth, and every place where one is refused."""
-    laws, stages = list(laws), line(term, declared)
+    term: Term, declared: Tree, laws: Iterable[Direction], path: tuple[str, ...] = (),
+    aliases: Any = None,
+) -> Iterator[Rewrite | Refused]:  # fmt: skip
+    """Every way to apply one law once, at any depth, and every place where one is refused.
+
+    `path` and `aliases` are the place of the term, as an execution knows it.
+    """
+    laws, stages, here = list(laws), line(term, declared), Run(None, path, aliases)
+    alone = len(stages) < 2
+    at_stage = [(path, aliases) if alone else here.place(name) for name in names(term)]
     shapes = [Stage(part, map_declared(tree, abstract)) for part, tree in stages]
     for direction in laws:
         for number, found in enumerate(direction.rule(shapes) if direction.rule else ()):
-            place = (*path, *step(stages, found.start))
+            place, _ = at_stage[found.start]
             if isinstance(found, Refusal):
                 yield Refused(direction, place, found.reason)
                 continue
@@ -104,9 +112,16 @@ def rewrites(
             reason = moves_dropout(term, rewrite.term)
             yield Refused(direction, place, reason) if reason else rewrite
     for at, stage in enumerate(stages):
+        form = Run(None, *at_stage[at])
         for index, part in enumerate(inner_declared(stage)):
-            for found in rewrites(*part, laws, (*path, *step(stages, at))):
+            place = form.place(stage.term.names[index])
+            for found in rewrites(*part, laws, *place):
                 yield found if isinstance(found, Refused) else lifted(stages, at, index, found)
+
+
+def names(term: Term) -> Sequence[Name]:
+    """The names of the stages of a composition; "" for a term that is the only stage."""
+    return term.names if isinstance(term, Compose) else ("",)
 
 
 def abstract(parameter: Parameter) -> jax.ShapeDtypeStruct:
@@ -134,14 +149,8 @@ def rewritten(
         return joined(change(line(term, params))[2]).params
 
     jax.eval_shape(look, [stage.params for stage in shapes])
-    return Rewrite(direction, path, *seen, move)
-
-
-def step(stages: list[Stage], at: int) -> tuple[str, ...]:
-    """The names that lead to a stage of a line."""
-    term = joined(stages).term
-    name = term.names[at] if len(stages) > 1 else term.name
-    return tuple(name.values())[:1] if isinstance(name, Mapping) else (name,)
+    before, after, whole = seen
+    return Rewrite(direction, path, before, after, whole, move)
 
 
 def inner_declared(stage: Stage) -> list[Stage]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ..core.printing import equation, indented, laid_out
+from ..core.printing import equation, indented
 from ..describe import rounded
 from .cost import Cost, time
 
@@ -38,18 +38,26 @@ def error(step: Any) -> str:
     return "" if step.error is None else f"{step.error:.1e}"
 
 
+LONG = 240
+"""Characters of an equation from which only what a step changed is written, not the whole term."""
+
+
 def text(derivation: Any) -> str:
     """The chain as equations, each with the law that it follows from."""
-    lines = [f"  {indented(str(derivation.first), 2)}"]
+    whole = len(equation(derivation.first)) <= LONG
+    lines = [f"  {indented(str(derivation.first), 2)}" if whole else f"  {derivation.first.name}"]
     for step, changed in changes(derivation):
-        lines += [f"= {indented(str(step.term), 2)}", f"    {step.law}: {step.statement}{place(step)}"]
-        if len(equation(step.term)) > 80:
-            lines += [f"    {equation(step.before)} = {equation(step.after)}"]
+        if whole:
+            lines.append(f"= {indented(str(step.term), 2)}")
+        else:
+            before, after = (indented(str(term), 2) for term in (step.before, step.after))
+            lines += ["", f"at {step.path}:", f"  {before}", f"= {after}"]
+        lines.append(f"    {step.law}: {step.statement}" + (place(step) if whole else ""))
         pairs = zip(MEASURES, changed, strict=True)
         lines.append("    " + ", ".join(f"{name} {value}" for name, value in pairs))
         lines += [f"    largest difference {error(step)}"] if error(step) else []
     if not derivation.steps:
-        lines.append("  as it is: no law makes it cheaper")
+        lines.append("  stays: no law makes it cheaper")
     return "\n".join(lines)
 
 

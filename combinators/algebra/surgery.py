@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from fnmatch import fnmatchcase
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import jax
@@ -38,11 +39,19 @@ class Match(NamedTuple):
 
 
 def fits(pattern: Pattern) -> Callable[[str, Term], bool]:
-    """What a pattern asks of a part and its path."""
+    """What a pattern asks of a part and its path, for one walk from the outermost part inwards."""
     if isinstance(pattern, Term):
         return lambda path, term: term == pattern
     if isinstance(pattern, str):
-        return lambda path, term: fnmatchcase(path, pattern) and not isinstance(term, Compose)
+        seen: set[str] = set()
+
+        def outermost(path: str, term: Term) -> bool:
+            """Whether it is the first part that lies there; those inside it lie there, too."""
+            first = path not in seen
+            seen.add(path)
+            return first and fnmatchcase(path, pattern)
+
+        return outermost
     if isinstance(pattern, type) and issubclass(pattern, Term):
         return lambda path, term: isinstance(term, pattern)
     if str(getattr(pattern, "__module__", "")).startswith(PACKAGE):
@@ -129,11 +138,8 @@ def carried(old: Stage, new: Stage) -> Stage:
     if old.term == new.term:
         return Stage(new.term, old.params) if shapes[0] == shapes[1] else new
     if isinstance(old.term, Compose) or isinstance(new.term, Compose):
-        stages = line(*new)
-        for i, j in paired(line(*old), stages):
-            if i is not None and j is not None:
-                stages[j] = carried(line(*old)[i], stages[j])
-        return joined(stages)
+        pairs = paired(line(*old), line(*new))
+        return joined(carried(a, b) if a else b for a, b in pairs if b)
     parts = branches(*new)
     if similar(old.term, new.term):
         return reformed(new.term, [*map(carried, branches(*old), parts)])
@@ -150,12 +156,11 @@ def similar(one: Term, other: Term) -> bool:
     return bool(same and one.parts) and with_parts(one, other.parts) == other
 
 
-def paired(old: list[Stage], new: list[Stage]) -> Iterator[tuple[int | None, int | None]]:
-    """The stages of two lines that correspond, as pairs of places; None for one that is alone."""
+def paired(old: Sequence[Any], new: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """The stages of two lines that correspond; None in place of the one that is missing."""
     texts = [[repr(stage.term) for stage in stages] for stages in (old, new)]
     for _, a, b, c, d in SequenceMatcher(None, *texts, autojunk=False).get_opcodes():
-        for at in range(max(b - a, d - c)):
-            yield (a + at if a + at < b else None), (c + at if c + at < d else None)
+        yield from zip_longest(old[a:b], new[c:d])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,23 +207,40 @@ def diff(f: Term, g: Term) -> Differences:
       - silu
       + gelu
     """
-    return Differences(tuple(differences(as_term(f, "diff"), as_term(g, "diff"), ())))
+    places = (Placed(as_term(term, "diff"), (), None) for term in (f, g))
+    return Differences(tuple(differences(*places)))
 
 
-def differences(f: Term, g: Term, path: tuple[str, ...]) -> Iterator[Difference]:
-    if f == g:
+class Placed(NamedTuple):
+    """A part of a term with its place, as an execution knows it."""
+
+    term: Any
+    path: tuple[str, ...]
+    aliases: Any
+
+    @property
+    def parts(self) -> list[Placed]:
+        at = Run(None, self.path, self.aliases)
+        pairs = zip(self.term.parts, self.term.names, strict=True)
+        return [Placed(part, *at.place(name)) for part, name in pairs]
+
+    @property
+    def line(self) -> list[Placed]:
+        return self.parts if isinstance(self.term, Compose) else [self]
+
+
+def differences(one: Placed, other: Placed) -> Iterator[Difference]:
+    if one.term == other.term:
         return
-    if isinstance(f, Compose) or isinstance(g, Compose):
-        old, new = line(f, {}), line(g, {})
-        for i, j in paired(old, new):
-            before, after = (None if k is None else s[k].term for s, k in ((old, i), (new, j)))
-            if before is None or after is None:
-                name = (before or after).name  # type: ignore[union-attr]
-                yield Difference("/".join((*path, name)), before, after)
-            else:
-                yield from differences(before, after, path)
-    elif similar(f, g):
-        for name, one, other in zip(f.names, f.parts, g.parts, strict=True):
-            yield from differences(one, other, (*path, *([name] if isinstance(name, str) and name else [])))
+    if isinstance(one.term, Compose) or isinstance(other.term, Compose):
+        for before, after in paired(one.line, other.line):
+            if before and after:
+                yield from differences(before, after)
+            elif alone := before or after:
+                terms = (side and side.term for side in (before, after))
+                yield Difference("/".join(alone.path), *terms)
+    elif similar(one.term, other.term):
+        for before, after in zip(one.parts, other.parts, strict=True):
+            yield from differences(before, after)
     else:
-        yield Difference("/".join((*path, f.name)), f, g)
+        yield Difference("/".join(one.path), one.term, other.term)
