@@ -264,6 +264,17 @@ def test_a_product_of_weights_is_no_sum():
     assert unequal(term, apart_, params, params)
 
 
+def test_a_constant_is_no_answer():
+    """A learned shift of answers is none of weights."""
+    term = (aggregate() @ normalize(relu) @ score(dot) + learned((3,))) @ project(3)
+    assert not steps(term, "weights", backwards=True)
+
+
+def test_names_that_would_stand_twice():
+    blocks = repeat(2, named("one", linear(4)) @ silu)
+    assert "two parts called 'one'" in refusals(blocks, "layers")
+
+
 def test_an_activation_in_a_dictionary():
     term = aggregate() @ normalize(gelu) @ score(dot) @ slots(3)
     assert "normalize(gelu) stands between" in refusals(term, "matrix")

@@ -21,7 +21,7 @@ from ..stepping.stepwise import stepwise
 from ..streaming.choose import materialized, streamed
 from .law import Law
 from .rewrite import Program, Rewrite, applied, directions, rewrites
-from .verdict import TOLERANCE, Finding, Verdict, apart, counterexample, doubled, drawn
+from .verdict import TOLERANCE, Finding, Verdict, apart, counterexample, doubled, drawn, tolerance
 
 __all__ = ["check"]
 
@@ -59,6 +59,7 @@ def check(
     gelu = silu
       ✗ equal in float64: on x = [[1.0]] the left gives [[0.841]] and the right [[0.731]]
     """
+    allowed = tolerance(params)
     with jax.enable_x64(True):
         if isinstance(what, Law):
             return Verdict(repr(what), tuple(of_law(what)))
@@ -67,7 +68,9 @@ def check(
         x, context, params = doubled((x, context, params))
         if isinstance(what, tuple):
             f, g = (as_term(term, "check") for term in what)
-            return Verdict(f"{equation(f)} = {equation(g)}", (of_pair(f, g, x, params, context),))
+            return Verdict(
+                f"{equation(f)} = {equation(g)}", (of_pair(f, g, x, params, context, allowed),)
+            )
         term = as_term(what, "check")
         check_names(term, ("params",), "check")
         random = np.random.default_rng(0)
@@ -116,7 +119,9 @@ def instances(law: Law, program: Program) -> Iterator[tuple[str, Sides]]:
 # Two terms
 
 
-def of_pair(f: Term, g: Term, x: Any, params: Any, context: Mapping[str, Any]) -> Finding:
+def of_pair(
+    f: Term, g: Term, x: Any, params: Any, context: Mapping[str, Any], allowed: float
+) -> Finding:
     """Whether two terms give the same on a sample, and in case they do not, where."""
     one, other = params if isinstance(params, tuple) else (params, params)
     if params is None:
@@ -131,9 +136,9 @@ def of_pair(f: Term, g: Term, x: Any, params: Any, context: Mapping[str, Any]) -
         return f(one, x, **context), g(other, x, **context)
 
     difference = apart(*sides(x))
-    if difference <= TOLERANCE:
+    if difference <= allowed:
         return Finding("equal in float64", True, f"largest difference {difference:.1e}")
-    return Finding("equal in float64", False, counterexample(sides, x))
+    return Finding("equal in float64", False, counterexample(sides, x, allowed))
 
 
 # One term

@@ -17,7 +17,7 @@ from ..core.printing import equation
 from ..core.term import Term
 from ..laws import law
 from .rewrite import Direction, Program, Rewrite, applied, rewrites
-from .verdict import TOLERANCE, Finding, Verdict, apart, counterexample, doubled, drawn
+from .verdict import Finding, Verdict, apart, counterexample, doubled, drawn, tolerance
 
 __all__ = ["Equality", "equal"]
 
@@ -63,20 +63,22 @@ def equal(f: Term, g: Term, x: Any, /, params: Any = None, **context: Any) -> Eq
     """
     f, g = as_term(f, "equal"), as_term(g, "equal")
     check_names(f, ("params",), "equal")
+    allowed = tolerance(params)
     with jax.enable_x64(True):
         x, context, params = doubled((x, context, params))
         one, other = given(f, g, x, context, params)
         subject = f"{equation(f)} = {equation(g)}"
         forms = [normal(Program(*pair, x, context)) for pair in ((f, one), (g, other))]
-        if forms[0].term == forms[1].term and apart(forms[0].params, forms[1].params) <= TOLERANCE:
+        if forms[0].term == forms[1].term and apart(forms[0].params, forms[1].params) <= allowed:
             both = "the same term" if f == g else f"both are {equation(forms[0].term)}"
             return Equality(subject, (Finding("equal", True, both),))
 
         def sides(x: Any) -> tuple[Any, Any]:
             return f(one, x, **context), g(other, x, **context)
 
-        if not apart(*sides(x)) <= TOLERANCE:
-            return Equality(subject, (Finding("equal", False, counterexample(sides, x)),))
+        if not apart(*sides(x)) <= allowed:
+            found = counterexample(sides, x, allowed)
+            return Equality(subject, (Finding("equal", False, found),))
         note = "they agree on the sample, and no laws lead from one to the other"
         return Equality(subject, (Finding("equal", None, f"not known: {note}"),))
 

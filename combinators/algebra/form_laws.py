@@ -168,9 +168,11 @@ def before_all(form: Stage) -> Answer:
 
 
 def plain(stage: Stage) -> bool:
-    """Whether a stage is a primitive that learns nothing and draws nothing."""
+    """Whether a stage is a primitive that learns nothing, draws nothing, and ends no lookup."""
     term = stage.term
-    return isinstance(term, Leaf) and not (stage.params or term.random or term.constant)
+    if not isinstance(term, Leaf) or term.role == "aggregates":
+        return False
+    return not (stage.params or term.random or term.constant)
 
 
 # Executions

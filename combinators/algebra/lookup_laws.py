@@ -211,10 +211,10 @@ def gather(form: Stage) -> Answer:
     """The inverse of `spread`, where all parts mix the values that they are given."""
     if not isinstance(form.term, (Add, Subtract, Multiply)):
         return None
-    parts = branches(*form)
-    if isinstance(form.term, Multiply) and not one_varies(parts):
+    parts, made = branches(*form), []
+    constants = any(part.term.constant for part in parts)
+    if not one_varies(parts) if isinstance(form.term, Multiply) else constants:
         return None
-    made = []
     for part in parts:
         rest, last = ended(part)
         if not part.term.constant:

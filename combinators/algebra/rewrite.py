@@ -14,6 +14,7 @@ import jax
 
 from ..compose import Compose
 from ..core.declare import declare
+from ..core.errors import TermError
 from ..core.execution import Name, Run, put, select
 from ..core.layers import stack, unstack
 from ..core.leaf import Leaf
@@ -108,7 +109,11 @@ def rewrites(
             if isinstance(found, Refusal):
                 yield Refused(direction, place, found.reason)
                 continue
-            rewrite = rewritten(term, shapes, direction, number, place)
+            try:
+                rewrite = rewritten(term, shapes, direction, number, place)
+            except TermError as error:  # names that a user gave would stand twice
+                yield Refused(direction, place, error.reason)
+                continue
             reason = moves_dropout(term, rewrite.term)
             yield Refused(direction, place, reason) if reason else rewrite
     for at, stage in enumerate(stages):

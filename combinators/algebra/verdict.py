@@ -13,10 +13,18 @@ import numpy as np
 from ..core.kinds import show, spec
 from ..core.term import Term
 
-__all__ = ["Finding", "Verdict", "apart", "counterexample", "doubled", "drawn"]
+__all__ = ["Finding", "Verdict", "apart", "counterexample", "doubled", "drawn", "tolerance"]
 
 TOLERANCE = 1e-9
 """Of the largest number compared: float64 rounds to 1e-16, and what is compared is short."""
+
+
+def tolerance(params: Any) -> float:
+    """TOLERANCE, or a hundred roundings of the narrowest floats among parameters: products of them
+    that were taken before are rounded to these."""
+    kinds = (jnp.result_type(leaf) for leaf in jax.tree.leaves(params))
+    floats = (float(jnp.finfo(kind).eps) for kind in kinds if jnp.issubdtype(kind, jnp.floating))
+    return max(TOLERANCE, 100 * max(floats, default=0.0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,11 +87,13 @@ def apart(one: Any, other: Any) -> float:
     return worst
 
 
-def counterexample(sides: Callable[[Any], tuple[Any, Any]], x: Any) -> str:
+def counterexample(
+    sides: Callable[[Any], tuple[Any, Any]], x: Any, allowed: float = TOLERANCE
+) -> str:
     """The smallest input, made of x, on which two sides differ: few rows, then many zeros."""
 
     def differs(x: Any) -> bool:
-        return not apart(*sides(x)) <= TOLERANCE
+        return not apart(*sides(x)) <= allowed
 
     rows = np.asarray(x)
     floats = np.issubdtype(rows.dtype, np.floating)
