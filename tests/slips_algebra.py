@@ -36,7 +36,7 @@ ALGEBRA: dict[str, Slip] = {
     ),
     "a law whose condition fails": Slip(
         lambda: derived(BETWEEN, by=["product"]),
-        "linear ∘ linear = linear is refused at 'add/silu': silu stands between",
+        "linear ∘ linear = linear is refused at 'silu': silu stands between",
     ),
     "a target that no law leads to": Slip(
         lambda: derived(BETWEEN, to=identity + linear(4)),
@@ -44,7 +44,7 @@ ALGEBRA: dict[str, Slip] = {
     ),
     "the condition in the way of a target": Slip(
         lambda: derived(BETWEEN, to=identity + linear(4)),
-        "refused at 'add/silu': silu stands between",
+        "refused at 'silu': silu stands between",
     ),
     "parameters of another term to simplify": Slip(
         lambda: simplify(linear(3), LEARNED, X), "belong to another term", ParameterError

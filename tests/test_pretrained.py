@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from combinax.combinators import each, unstack
+from combinax.combinators import each, simplify, unstack
 from combinax.models import files, generate, greedy, sentence
 from combinax.models.files import minilm, smollm2
 from combinax.models.pretrained import batch, configuration, load, save
@@ -48,6 +48,18 @@ def test_hidden_states_are_those_of_transformers(encoder, asked):
         hidden, ORACLE["minilm/hidden"], context["lengths"], strict=True
     ):
         np.testing.assert_allclose(row[:length], expected[:length], rtol=0, atol=1e-4)
+    np.testing.assert_allclose(pooled[:, 0], ORACLE["minilm/pooled"], rtol=0, atol=1e-4)
+
+
+def test_simpler_weights_give_the_same_states(encoder, asked):
+    """Softmax ignores what the biases of keys add; no other law makes the encoder cheaper."""
+    tokens, context = asked
+    one = {name: value[0] for name, value in context.items()}
+    chain = simplify(encoder.term, encoder.params, tokens[0], **one)
+    assert [step.law for step in chain.steps] == ["shift"]
+    hidden, pooled = jax.jit(each(chain.term))(chain.params, tokens, **context)
+    expected, length = ORACLE["minilm/hidden"][0], context["lengths"][0]
+    np.testing.assert_allclose(hidden[0, :length], expected[:length], rtol=0, atol=1e-4)
     np.testing.assert_allclose(pooled[:, 0], ORACLE["minilm/pooled"], rtol=0, atol=1e-4)
 
 

@@ -127,7 +127,7 @@ def derive(
     >>> print(derive(term, term.init(jax.random.key(0), x), x, to=linear(2)))
       linear(2) ∘ linear(3)
     = linear(2)
-        product: linear ∘ linear = linear
+        product: linear ∘ linear = linear at linear
         FLOPs 180 → 80, bytes 312 → 152, products 2 → 1, time 15.6 ns → 7.6 ns
         largest difference ...
     """

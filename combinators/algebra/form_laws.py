@@ -149,8 +149,16 @@ def in_each(h: Stage, form: Stage) -> Answer:
     """A stage that learns nothing may run in each branch of what follows."""
     if not isinstance(form.term, SIDE_BY_SIDE) or not plain(h):
         return None
-    parts = branches(*form)
-    return lambda: [reformed(form.term, [p if p.term.constant else joined([h, p]) for p in parts])]
+    return lambda: [pushed(h, form)]
+
+
+def pushed(h: Stage, part: Stage) -> Stage:
+    """The part after h, which goes as far in as branches stand side by side."""
+    if part.term.constant:
+        return part
+    if not isinstance(part.term, SIDE_BY_SIDE):
+        return joined([h, part])
+    return reformed(part.term, [pushed(h, inner) for inner in branches(*part)])
 
 
 def before_all(form: Stage) -> Answer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-BENCHES = ("language", "attention", "decode", "backbones")
+BENCHES = ("language", "attention", "decode", "backbones", "algebra")
 EXTRA = ("grid",)
 """Takes hours, and so runs only where it is named."""
 
