@@ -30,7 +30,7 @@ from .rewrite import Direction, Program, Refused, Rewrite, applied, directions, 
 __all__ = ["Derivation", "Step", "derive", "simplify"]
 
 EXPANSIONS = 200
-"""Terms from which a search for a target looks further. The longest chain in the tests takes 30."""
+"""Terms from which a search for a target looks further before it gives up."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,9 +93,9 @@ def simplify(
     """The same function at less cost: `term, params = simplify(term, params, x)`.
 
     Applies, one at a time, the law that saves the most time on a `machine`, alone or followed by a
-    second one at the same place; at the same time, the law that leaves fewer parameters and words;
-    until none does either. x and the context may be abstract: they give
-    the shapes on which costs depend. What it did is in the derivation, which prints.
+    second one at the same place; where no time is saved, a law that leaves fewer parameters or
+    words; until none does. x and the context may be abstract: they give the shapes on which costs
+    depend. What it did is in the derivation, which prints. Layers stay stacked or unstacked.
 
     Raises what `term.init` raises, and ParameterError for parameters of another term.
 
@@ -105,7 +105,8 @@ def simplify(
     linear(2)
     """
     program, sight = entered("simplify", term, params, x, machine, context)
-    return followed(program, sight, cheapest(term, sight, directions(laws)))
+    both = directions(laws)
+    return followed(program, sight, both, cheapest(term, sight, both))
 
 
 def derive(
@@ -132,12 +133,13 @@ def derive(
         largest difference ...
     """
     program, sight = entered("derive", term, params, x, machine, context)
+    both = directions(laws)
     if to is not None:
-        chain = searched(term, as_term(to, "derive"), sight, directions(laws))
+        chain = searched(term, as_term(to, "derive"), sight, both)
     else:
         named = [law_called(name) if isinstance(name, str) else name for name in by]
-        chain = in_turn(term, named, sight) if named else cheapest(term, sight, directions(laws))
-    return followed(program, sight, chain, measured=not is_abstract((x, context)))
+        chain = in_turn(term, named, sight) if named else cheapest(term, sight, both)
+    return followed(program, sight, both, chain, measured=not is_abstract((x, context)))
 
 
 # Chains are planned on terms alone, and parameters are moved once
@@ -265,8 +267,9 @@ def words(term: Term) -> Counter[str]:
 
 
 def followed(
-    program: Program, sight: Sight, chain: list[Rewrite], measured: bool = False
-) -> Derivation:
+    program: Program, sight: Sight, laws: list[Direction], chain: list[Rewrite],
+    measured: bool = False,
+) -> Derivation:  # fmt: skip
     """The derivation of a chain, with the parameters moved along."""
     first, before, steps = program.term, outputs(program) if measured else [], []
     for found in chain:
@@ -277,7 +280,7 @@ def followed(
             Step(str(found.direction), found.direction.law.statement, "/".join(found.path),
                  found.before, found.after, found.term, price, error)
         )  # fmt: skip
-    useful = [direction for direction in directions(LAWS) if saves(direction)]
+    useful = [direction for direction in laws if saves(direction)]
     refused = [str(f) for f in sight.steps(program.term, useful) if isinstance(f, Refused)]
     unique = tuple(dict.fromkeys(refused))
     return Derivation(first, sight.price(first), tuple(steps), *program[:2], unique)

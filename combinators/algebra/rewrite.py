@@ -91,15 +91,19 @@ class Program(NamedTuple):
         return declare(self.term, self.x, self.context)[0]
 
 
-def rewrites(
-    term: Term, declared: Tree, laws: Iterable[Direction], path: tuple[str, ...] = (),
+def rewrites(term: Term, declared: Tree, laws: Iterable[Direction]) -> Iterator[Rewrite | Refused]:
+    """Every way to apply one law once, at any depth, and every place where one is refused."""
+    for found in inside(term, declared, [*laws]):
+        reason = moves_dropout(term, found.term) if isinstance(found, Rewrite) else ""
+        yield Refused(found.direction, found.path, reason) if reason else found
+
+
+def inside(
+    term: Term, declared: Tree, laws: list[Direction], path: tuple[str, ...] = (),
     aliases: Any = None,
 ) -> Iterator[Rewrite | Refused]:  # fmt: skip
-    """Every way to apply one law once, at any depth, and every place where one is refused.
-
-    `path` and `aliases` are the place of the term, as an execution knows it.
-    """
-    laws, stages, here = list(laws), line(term, declared), Run(None, path, aliases)
+    """`rewrites` of a part that stands at a place, as an execution knows it."""
+    stages, here = line(term, declared), Run(None, path, aliases)
     alone = len(stages) < 2
     at_stage = [(path, aliases) if alone else here.place(name) for name in names(term)]
     shapes = [Stage(part, map_declared(tree, abstract)) for part, tree in stages]
@@ -110,17 +114,14 @@ def rewrites(
                 yield Refused(direction, place, found.reason)
                 continue
             try:
-                rewrite = rewritten(term, shapes, direction, number, place)
+                yield rewritten(term, shapes, direction, number, place)
             except TermError as error:  # names that a user gave would stand twice
                 yield Refused(direction, place, error.reason)
-                continue
-            reason = moves_dropout(term, rewrite.term)
-            yield Refused(direction, place, reason) if reason else rewrite
     for at, stage in enumerate(stages):
         form = Run(None, *at_stage[at])
         for index, part in enumerate(inner_declared(stage)):
             place = form.place(stage.term.names[index])
-            for found in rewrites(*part, laws, *place):
+            for found in inside(*part, laws, *place):
                 yield found if isinstance(found, Refused) else lifted(stages, at, index, found)
 
 

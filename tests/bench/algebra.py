@@ -103,8 +103,7 @@ def small(rounds: int) -> None:
         x = jax.random.normal(jax.random.key(1), (rows, width))
         params = term.init(jax.random.key(0), x)
         shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
-        to = {} if target is None else {"to": target}
-        one = derive(term, params, shape, **to)
+        one = derive(term, params, shape, to=target)
         print(f"{name:<38}", end="")
         ratio(one, term, params, x, rounds, {})
 
