@@ -257,6 +257,10 @@ WRITTEN: dict[str, Slip] = {
         ]
     },
     "a prefix": Slip(lambda: prefix(-1), "length of prefix is an integer of at least 0, not -1"),
+    "the width of a norm": Slip(
+        lambda: rms_norm(8),
+        "eps of rms_norm is a small number, 0 <= eps < 1, not 8; the width is that of x",
+    ),
     "buckets": Slip(
         lambda: t5_buckets(1), "count of t5_buckets is an integer of at least 4, not 1"
     ),
