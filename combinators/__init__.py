@@ -4,6 +4,17 @@
     dictionary = aggregate() @ normalize(gelu)                   @ score(dot)        @ slots(256)
 
 The five words: an input is projected to entries, scored, masked, normalized, and aggregated.
+
+A term is a pure function to every transformation of JAX, on one device and on a mesh. Where JAX
+needs to be told something, so does a term:
+
+- `jax.vmap` and `jax.shard_map` show a term one row, or one part, of a batch: dropout draws by the
+  place in that part, and what is chosen for a lookup counts only the copies made inside the term.
+- On a mesh with explicit axes JAX refuses operations whose result it cannot place, such as
+  `join(f, g, axis=0)` along divided rows: `jax.sharding.auto_axes(term, out_sharding=…)` leaves the
+  inside of a term to the compiler.
+- For a length that is a symbol of `jax.export`, lookups run on one table. A stream, a step and
+  `describe` need a number, a table of positions a bound: `constraints=["t <= 128"]`.
 """
 
 from .aggregate import aggregate, largest, weighted_sum

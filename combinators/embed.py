@@ -9,16 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.core import Tracer
+from jax.core import Tracer, max_dim
 
 from .core.arguments import as_term, at_least, floats, one_sequence, positive
 from .core.context import Context
 from .core.dtypes import widened
 from .core.errors import CompositionError
 from .core.execution import Run
-from .core.kinds import Width, show
+from .core.kinds import Width, show, symbolic
 from .core.leaf import Leaf
 from .core.marks import Range, rows_at
+from .core.mesh import entries_at
 from .core.parameter import Parameter
 from .core.printing import Write
 from .core.term import Term, form
@@ -33,18 +34,23 @@ def looked_up(table: Array, index: Any, what: str) -> Array:
     """Rows of a table. Past its ends: an error where the index is known, NaN where it is traced."""
     if isinstance(index, Range):
         check_inside(what, index.start, index.stop - 1, len(table))
-        return table[index.start : index.stop]
+        return jax.lax.slice_in_dim(table, index.start, index.stop)
     if not isinstance(index, Tracer) and index.size:
         known = np.asarray(index)
         check_inside(what, known.min(), known.max(), len(table))
     index = index.astype(jnp.int32) if index.dtype.itemsize < 4 else index
     inside = jnp.where(index < 0, len(table), index)
-    return jnp.asarray(table).at[inside].get(mode="fill", fill_value=jnp.nan)
+    return entries_at(jnp.asarray(table), inside, mode="fill", fill_value=jnp.nan)
 
 
 def check_inside(what: str, low: int, high: int, size: int) -> None:
     if low < 0:
         raise CompositionError(f"{what} {low} is before the start of a table of {size}")
+    if symbolic((high,)) and max_dim(high, size - 1) != size - 1:
+        raise CompositionError(
+            f"{what} {high} may be past a table of {size}: say that it is not where the symbol is "
+            f'made, jax.export.symbolic_shape("t", constraints=["t <= {size}"])'
+        )
     if high >= size:
         raise CompositionError(f"{what} {high} is past a table of {size}")
 
@@ -202,7 +208,7 @@ class position_embed(Leaf):
         return {"table": Parameter((self.length, x.shape[-1]), small_normal, axes)}
 
     def apply(self, params: Mapping[str, Array], x: Array, context: Context) -> Array:
-        rows = looked_up(params["table"], rows_at(context, len(x)).position, "position")
+        rows = looked_up(params["table"], rows_at(context, x.shape[0]).position, "position")
         return x + rows.astype(x.dtype)
 
 
@@ -233,7 +239,7 @@ class sinusoidal(Leaf):
     def apply(self, params: Any, x: Array, context: Context) -> Array:
         floats(self, x)
         one_sequence("sinusoidal", x)
-        angle = angles(rows_at(context, len(x)).position, x.shape[-1], self.base)
+        angle = angles(rows_at(context, x.shape[0]).position, x.shape[-1], self.base)
         return x + jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], -1).astype(x.dtype)
 
 
@@ -316,7 +322,7 @@ class rotary(Leaf):
         if not 0 < width <= x.shape[-1]:
             raise CompositionError(f"rotary(width={width}) of vectors of width {x.shape[-1]}")
         scaling = self.scaling or (lambda frequency: frequency)
-        angle = angles(rows_at(context, len(x)).position, width, self.base, scaling)
+        angle = angles(rows_at(context, x.shape[0]).position, width, self.base, scaling)
         a, b = self.pairs(widened(x[:, :width]))
         cos, sin = jnp.cos(angle).astype(a.dtype), jnp.sin(angle).astype(a.dtype)
         turned = JOINED[self.pairs](a * cos - b * sin, a * sin + b * cos).astype(x.dtype)

@@ -29,7 +29,7 @@ def check_pairs(what: str, function: Callable[[Any, Any], Any], marks: Marks) ->
     outline = tuple(jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
     shape, axes = traced(function, outline, tree)
     reads = tuple(map(bool, axes))
-    table = len(marks.query.position), marks.key.position.shape[1]
+    table = marks.query.position.shape[0], marks.key.position.shape[1]
     if len(shape) == 2:
         sides = zip(shape, table, reads, strict=True)
         reduced = any(size == 1 != n and read for size, n, read in sides)

@@ -17,7 +17,7 @@ from ..core.arguments import as_term, at_least
 from ..core.context import Context, Execution
 from ..core.errors import CompositionError
 from ..core.execution import Run
-from ..core.kinds import told
+from ..core.kinds import symbolic, told
 from ..core.lookup import Lookup, inner
 from ..core.records import Entries
 from ..core.term import Term, form
@@ -119,13 +119,14 @@ class Question:
 def question(stream: Streamed, run: Run, x: Any, context: Context) -> Question | None:
     """The question of a stream; None if every dictionary gives a table of scores."""
     if isinstance(x, Entries):
-        return Question(x, stream.first.tiled if stream.first else (), len(x.key))
+        return Question(x, stream.first.tiled if stream.first else (), x.key.shape[0])
     values = opened(stream, run, x, context)
+    entries = [value for value in values if isinstance(value, Entries)]
+    keys = sum(value.key.shape[0] for value in entries)
+    if symbolic((keys,)):
+        return Question(entries[0], (), keys)
     lead = leading(stream, values)
-    if lead is None:
-        return None
-    keys = sum(len(value.key) for value in values if isinstance(value, Entries))
-    return Question(values[lead], stream.branches[lead].tiled, keys)
+    return None if lead is None else Question(values[lead], stream.branches[lead].tiled, keys)
 
 
 def asks(form: Any, lookup: Lookup, x: Any) -> bool:
@@ -142,7 +143,7 @@ def decide(form: Any, lookup: Lookup, x: Any, context: Context, run: Run) -> Dec
     """
     execution = context.scope.execution
     stream = streamed_form(form, lookup)
-    if isinstance(x, Entries) and not execution.copies * len(x.query) * len(x.key):
+    if isinstance(x, Entries) and 0 in (execution.copies, x.query.shape[0], x.key.shape[0]):
         return Decision("there is nothing to stream")
     if isinstance(stream, str):
         if execution.pin == "streamed":
@@ -156,7 +157,10 @@ def decide(form: Any, lookup: Lookup, x: Any, context: Context, run: Run) -> Dec
     asked = question(stream, run, x, context)
     if asked is None:
         return Decision("its dictionaries give tables")
-    table = len(asked.entries.query) * asked.keys
+    lengths = asked.entries.query.shape[0], asked.keys
+    if symbolic(lengths):
+        return undecided(lengths, execution.pin)
+    table = math.prod(lengths)
     tables = execution.copies * table
     if not tables:
         return Decision("there is nothing to stream")
@@ -175,6 +179,17 @@ def decide(form: Any, lookup: Lookup, x: Any, context: Context, run: Run) -> Dec
     return Decision("the table is large", stream, grid)
 
 
+def undecided(lengths: tuple[Any, Any], pin: str) -> Decision:
+    """How a lookup runs whose lengths are symbols: no grid can be drawn without numbers."""
+    if pin == "streamed":
+        raise CompositionError(
+            f"this lookup cannot be streamed: it has {lengths[0]} queries and {lengths[1]} keys, "
+            "and a stream cuts numbers of rows into blocks; write materialized(…) in place of "
+            "streamed(…), or export it for one length"
+        )
+    return Decision("its lengths are symbols", pinned=pin == "materialized")
+
+
 def best(stream: Streamed, asked: Question, context: Context, execution: Execution) -> Grid:
     """The pinned grid, or the cheapest of those with blocks in BLOCKS."""
     x, steps = asked.entries, asked.steps
@@ -182,7 +197,7 @@ def best(stream: Streamed, asked: Question, context: Context, execution: Executi
         return planned(steps, x, context, execution.block)
     grids: list[Grid] = []
     for block in BLOCKS:
-        if grids and len(x.query) * len(x.key) > LIMITS.blocks * math.prod(block):
+        if grids and x.query.shape[0] * x.key.shape[0] > LIMITS.blocks * math.prod(block):
             break
         grid = planned(steps, x, context, block)
         grids.append(grid.widened() if stream.features is None else grid)
@@ -235,6 +250,7 @@ class Choose(Apply):
 def inside_copies(context: Context, size: int) -> Context:
     """The context inside `size` copies of a term."""
     execution = context.scope.execution
+    size = 1 if symbolic((size,)) else size
     return context.within(execution=dataclasses.replace(execution, copies=execution.copies * size))
 
 
