@@ -20,9 +20,9 @@ from ..core.marks import Range
 from ..core.records import Entries
 from ..logic import Both
 from ..mask import mask
-from ..normalize import softmax
 from ..predicates import causal, window
 from ..score import dot, scaled_dot, score
+from ..softmax import softmax
 from .recognize import Streamed
 
 __all__ = ["by_kernel"]

@@ -26,7 +26,7 @@ from ..core.marks import Marks, Range, Rows, numbers
 from ..core.parameter import is_parameter
 from ..core.records import Entries, Scores, Weights
 from ..mask import mask
-from ..normalize import LogSumExp, lowest
+from ..softmax import LogSumExp, lowest
 from ..wrappers import Everywhere
 from .block_pairs import tile_of
 from .block_plan import survey
