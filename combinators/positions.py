@@ -220,6 +220,11 @@ class by_wavelength:
     def __post_init__(self):
         for field in dataclasses.fields(self):
             positive(f"{field.name} of by_wavelength", getattr(self, field.name))
+        if not self.slow < self.fast:
+            raise CompositionError(
+                f"slow waves of by_wavelength turn less often than fast ones: slow is {self.slow}, "
+                f"and fast {self.fast}"
+            )
 
     def __call__(self, frequency: np.ndarray) -> np.ndarray:
         turns = self.length * frequency / (2 * math.pi)

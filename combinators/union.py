@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from .branches import Branches
-from .core.arguments import as_term
+from .core.arguments import as_term, number
 from .core.context import Context
 from .core.dtypes import wide
 from .core.errors import CompositionError
@@ -112,6 +112,11 @@ class sink(Leaf):
     rowwise = True
 
     fixed: float | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.fixed is not None:
+            number("the score of sink", self.fixed)
 
     def flow(self, kind: Any) -> Any:
         if kind is not None and not isinstance(kind, Entries):
