@@ -271,7 +271,7 @@ def test_derivatives_are_limits_of_differences(kind: str, name: str):
 
 THREE = project(3)
 EVERY_WAY = heads(2, head(mask(causal & same("segments")), bias(relative(3)), bias(alibi)))
-SEEN = {"segments": np.array([0, 0, 0, 1, 1])}
+SEEN = {"segments": np.array([0, 0, 0, 1, 1], np.int32)}
 
 
 def exported(term: Term, *constraints: str, **context: Any) -> Any:
