@@ -386,11 +386,12 @@ MODELS: dict[str, Entry] = {
 """The same for the models; what is a function from terms to terms is shown at work."""
 
 TOOLS = {
-    "Change", "CompositionError", "ContextError", "Cost", "Derivation", "Description", "Entries",
-    "LAWS", "Law", "Machine", "Marks", "Parameter", "ParameterError", "Partial", "Range", "Refusal",
-    "Rows", "Sample", "Scores", "Stepwise", "Term", "TermError", "Verdict", "Weights",
-    "alibi_slopes", "axes", "carry", "check", "cost", "derive", "describe", "diff", "equal", "law",
-    "merge", "observe", "replace", "select", "simplify", "stack", "stepwise", "unstack", "windowed",
+    "Change", "CompositionError", "Context", "ContextError", "Cost", "Derivation",
+    "Description", "Entries", "LAWS", "Law", "Machine", "Marks", "Parameter", "ParameterError",
+    "Partial", "Range", "Refusal", "Rows", "Sample", "Scores", "Stepwise", "Term", "TermError",
+    "Verdict", "Weights", "alibi_slopes", "axes", "carry", "check", "cost", "derive",
+    "describe", "diff", "equal", "law", "merge", "observe", "replace", "select", "simplify",
+    "stack", "stepwise", "unstack", "windowed",
 }  # fmt: skip
 """Public names that are no terms and make none: errors, records, and functions of terms."""
 

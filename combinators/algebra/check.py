@@ -18,7 +18,7 @@ from ..core.printing import equation
 from ..core.term import Term
 from ..repeat import each
 from ..stepping.stepwise import stepwise
-from ..streaming.choose import materialized, streamed
+from ..streaming.pins import materialized, streamed
 from .law import Law
 from .rewrite import Program, Rewrite, applied, directions, rewrites
 from .verdict import TOLERANCE, Finding, Verdict, apart, counterexample, doubled, drawn, tolerance

@@ -12,7 +12,7 @@ from ..normalize import normalize
 from ..primitives import identity, learned, pointwise
 from ..project import linear, slots
 from ..score import dot, features, score
-from ..streaming.choose import Materialized, Stream, streamed
+from ..streaming.pins import Materialized, Stream, streamed
 from ..streaming.recognize import streamed_form
 from .law import Answer, Line, Stage, branches, joined, line
 from .linear_laws import matrix, product

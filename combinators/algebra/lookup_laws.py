@@ -14,10 +14,11 @@ from ..core.term import Term
 from ..dropout import dropout
 from ..logic import Both
 from ..mask import mask
-from ..normalize import normalize, softmax
+from ..normalize import normalize
 from ..primitives import constant, learned, pointwise
 from ..project import Project, linear, slots
 from ..score import dot, scaled_dot, score
+from ..softmax import softmax
 from ..sparse import entmax15, hardmax, sparsemax
 from ..union import Union
 from .law import (

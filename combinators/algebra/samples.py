@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..activations import gelu, relu, silu
 from ..aggregate import aggregate
 from ..arithmetic import multiply
 from ..bias import bias
 from ..branches import fanout, join
 from ..core.term import Term
-from ..embed import rotary
 from ..heads import heads
 from ..mask import mask
 from ..norm import layer_norm, rms_norm
-from ..normalize import gelu, normalize, relu, silu, softmax
+from ..normalize import normalize
+from ..positions import rotary
 from ..predicates import causal, dilated, prefix, window
 from ..primitives import constant, identity, learned, read
 from ..project import linear, project, slots
 from ..repeat import each, repeat
 from ..score import dot, scaled_dot, score
+from ..softmax import softmax
 from ..union import sink, union
 from ..wrappers import named
 from .law import Sample
