@@ -73,7 +73,9 @@ CASES: dict[str, tuple[Term, Term | None, int, int]] = {
         aggregate() @ normalize(identity) @ score(dot) @ project(64), None, LONG, 64,
     ),
     "differential attention streams": (
-        aggregate() @ SUM_OF_WEIGHTS @ score(scaled_dot) @ project(64), None, LONG, 64,
+        aggregate() @ SUM_OF_WEIGHTS @ score(scaled_dot) @ project(64),
+        (LOOKUP - 0.5 * (aggregate() @ normalize(softmax) @ score(scaled_dot))) @ project(64),
+        LONG, 64,
     ),
     "attention streams": (
         materialized(LOOKUP @ project(64)), streamed(LOOKUP @ project(64)), LONG, 64,
