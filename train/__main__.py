@@ -29,7 +29,8 @@ from .. import __version__
 from ..combinators import describe
 from ..combinators import temperature as scaled
 from . import checkpoint, corpus, plot, tasks
-from .loop import History, Params, Record, bar
+from .loop import History, Params, Record
+from .progress import bar
 from .tasks import Task, train
 
 __all__ = ["app", "main"]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-__all__ = ["answered", "quietly", "stopping"]
+__all__ = ["answered", "deferred", "quietly", "stopping"]
 
 SHOW_CURSOR = b"\x1b[?25h"
 
@@ -54,6 +54,16 @@ def answered(handler: Any) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Ctrl-C in here is answered at the end, once what must not be torn is whole."""
+    pressed: list[int] = []
+    with answered(lambda number, frame: pressed.append(number)):
+        yield
+    if pressed:
+        signal.raise_signal(signal.SIGINT)
 
 
 @contextmanager

@@ -44,7 +44,7 @@ from ..models import block, causal_scores, dictionary, multi_head, stream_tokens
 from . import corpus, data, ngram
 from .loop import Batch, History, Loss, Params, Record, fit
 from .loss import accuracy, check_targets, cross_entropy
-from .optimize import adamw, muon, warmup_cosine
+from .optimize import adamw, muon, warmup
 
 __all__ = ["Task", "digits", "language", "recall", "sample", "text", "train"]
 
@@ -122,7 +122,7 @@ def recall(seed: int = 0, steps: int = 300, batch: int = 64, pairs: int = 8) -> 
         example=example,
         batches=lambda step: draw((seed, 0, step), batch),
         loss=partial(entropy, each(term)),
-        optimizer=adamw(term, example, warmup_cosine(5e-3, min(50, steps), steps), decay=1e-3),
+        optimizer=adamw(term, example, warmup(5e-3, min(50, steps), steps), decay=1e-3),
         steps=steps,
         unit="% of held-out questions answered right",
         evaluate=lambda params: {"this model": 100 * totals(accuracy, term, params, held_out)},
@@ -166,7 +166,7 @@ slots(16), rms_norm())
         example=example,
         batches=batches,
         loss=partial(entropy, term),
-        optimizer=adamw(term, example, warmup_cosine(3e-3, min(100, steps), steps), decay=1e-2),
+        optimizer=adamw(term, example, warmup(3e-3, min(100, steps), steps), decay=1e-2),
         steps=steps,
         unit="% of 1,000 held-out digits told right",
         evaluate=evaluate,
@@ -232,7 +232,7 @@ def text(
         example=example,
         batches=lambda step: corpus.windows((seed, 0, step), source.train, batch, length),
         loss=partial(entropy, each(term)),
-        optimizer=muon(term, example, warmup_cosine(1e-2, min(100, steps), steps), decay=0.1),
+        optimizer=muon(term, example, warmup(1e-2, min(100, steps), steps), decay=0.1),
         steps=steps,
         unit="bits per held-out character",
         evaluate=evaluate,
