@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 __all__ = ["answered", "deferred", "quietly", "stopping"]
@@ -56,9 +57,26 @@ def answered(handler: Any) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+@dataclass
+class Noted:
+    """An answer to Ctrl-C that raises nothing: it says so and remembers; the second ends all."""
+
+    pressed: bool = False
+
+    def __call__(self, number: int, frame: Any) -> None:
+        if self.pressed:
+            leave(number, frame)
+        self.pressed = True
+        with suppress(OSError):
+            os.write(2, STOPPING)
+
+
 @contextmanager
 def deferred() -> Iterator[None]:
     """Ctrl-C in here is answered at the end, once what must not be torn is whole."""
+    if isinstance(signal.getsignal(signal.SIGINT), Noted):  # answers at once, and tears nothing
+        yield
+        return
     pressed: list[int] = []
     with answered(lambda number, frame: pressed.append(number)):
         yield
@@ -69,14 +87,6 @@ def deferred() -> Iterator[None]:
 @contextmanager
 def stopping() -> Iterator[Callable[[], bool]]:
     """Whether Ctrl-C was pressed: the first time it is only noted, the second time it ends all."""
-    pressed: list[int] = []
-
-    def note(number: int, frame: Any) -> None:
-        if pressed:
-            leave(number, frame)
-        pressed.append(number)
-        with suppress(OSError):
-            os.write(2, STOPPING)
-
-    with answered(note):
-        yield lambda: bool(pressed)
+    noted = Noted()
+    with answered(noted):
+        yield lambda: noted.pressed

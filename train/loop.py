@@ -182,7 +182,9 @@ def proceed(
         check_function("evaluate", evaluate)
     check_counts(steps, steps_per_dispatch, every, skips)
 
-    first, scores, reason, offending = int(state.step), list(held_out), "", None
+    first, scores, offending = int(state.step), list(held_out), None
+    # A run that has ended ends again at once, whoever resumes it.
+    reason = SETTLED if scores and stop([score for _, score in scores]) else spent(state, skips)
     ran: list[tuple[int, Record]] = []
     feed = groups(batches, first, steps, min(max(steps, 1), steps_per_dispatch), every)
     try:
@@ -195,8 +197,7 @@ def proceed(
             following = next(feed, None)
             done = int(state.step)
             report(group.first, front(record, done - group.first))
-            if int(state.skips) >= skips:
-                reason = f"{skips} steps in a row were skipped, the last of them step {done - 1}"
+            if reason := spent(state, skips):
                 offending = jax.tree.map(lambda rows, i=done - 1 - group.first: rows[i], group.rows)
             elif done % every == 0 or done == steps:
                 scores += [] if evaluate is None else [(done, float(evaluate(state.params)))]
@@ -215,6 +216,13 @@ def proceed(
         reason = reason or NO_MORE
     numbers = (first + np.flatnonzero(skipped[: done - first])).tolist()
     return state, History(loss_of[: done - first], tuple(numbers), tuple(scores), reason, offending)
+
+
+def spent(state: State, skips: int) -> str:
+    """Why a state takes no more steps; "" where it does."""
+    if int(state.skips) < skips:
+        return ""
+    return f"{skips} steps in a row were skipped, the last of them step {int(state.step) - 1}"
 
 
 def front(record: Record, count: int) -> Record:
