@@ -23,6 +23,7 @@ import orbax.checkpoint  # noqa: F401  before the children, who would each take 
 
 from combinax.combinators import dropout, linear
 from combinax.train import run
+from combinax.train.loop import Record
 from combinax.train.tasks.task import Task, entropy
 
 STEPS, EVERY = 120, 10
@@ -50,12 +51,15 @@ def tiny(steps: int = STEPS, poison: int = -1) -> Task:
 
 
 def begin(folder: Path, task: Task) -> Path:
-    run.begin(folder, "tiny", dict(seed=0), task, "0")
+    run.begin(folder, "tiny", dict(seed=0), {}, task, "0")
     return folder
 
 
 def child(folder: Path, ready: int) -> None:
-    run.advance(folder, tiny(), lambda first, record: os.write(ready, b"x") and None, every=EVERY)
+    def report(first: int, record: Record) -> None:
+        os.write(ready, b"x")
+
+    run.advance(folder, tiny(), report, every=EVERY)
 
 
 def asked(folder: Path, reports: int, seconds: float) -> int:

@@ -212,7 +212,7 @@ def test_so_many_skipped_steps_in_a_row_end_the_run():
     for size in (1, 2, 5, 20):
         params, history = run(steps_per_dispatch=size)
         same(params, fit(squares, ADAM, jnp.zeros(2), planted, 7, rng=RNG)[0])
-        assert history.reason == "3 steps in a row were skipped, the last of them step 6"
+        assert history.reason == "since 3 steps in a row were skipped, the last of them step 6"
         assert history.skipped == (2, 4, 5, 6) and history.loss.shape == (7,)
         same(history.offending, planted(6))
 

@@ -204,7 +204,7 @@ def test_skipped_steps_end_the_run_and_keep_the_batch(tmp_path):
     folder, told = begin(tmp_path / "run", tiny(poison=33)), []
     for _ in range(2):
         _, history = run.advance(folder, tiny(poison=33), every=EVERY, skips=4, told=told.append)
-        assert history.reason == "4 steps in a row were skipped, the last of them step 36"
+        assert history.reason == "since 4 steps in a row were skipped, the last of them step 36"
         assert history.skipped == (33, 34, 35, 36) == run.history(folder).skipped
     (said,) = told
     file = folder / "skipped-36.npz"

@@ -34,7 +34,8 @@ __all__ = [
 Stop = Callable[[Sequence[float]], bool]
 """Held-out scores, one after the other -> whether the run ends."""
 
-BY_HAND, NO_MORE, SETTLED = "by hand", "there were no more batches", "held-out data says so"
+BY_HAND, NO_MORE = "by hand", "for want of batches"
+SETTLED = "since held-out data got no better"
 
 
 class History(NamedTuple):
@@ -222,7 +223,7 @@ def spent(state: State, skips: int) -> str:
     """Why a state takes no more steps; "" where it does."""
     if int(state.skips) < skips:
         return ""
-    return f"{skips} steps in a row were skipped, the last of them step {int(state.step) - 1}"
+    return f"since {skips} steps in a row were skipped, the last of them step {int(state.step) - 1}"
 
 
 def front(record: Record, count: int) -> Record:

@@ -42,9 +42,14 @@ RUN, METRICS, LOCK = "run.json", "metrics.jsonl", "lock"
 LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "flax", "orbax-checkpoint")
 
 
-def begin(folder: Path, name: str, settings: dict[str, Any], task: Task, combinax: str) -> None:
-    """Write down what a run is. Raises ValueError for a folder that holds a run already, OSError
-    for one that cannot be written."""
+def begin(
+    folder: Path, name: str, settings: dict[str, Any], options: dict[str, int], task: Task,
+    combinax: str,
+) -> None:  # fmt: skip
+    """Write down what a run is: its settings make the task, its options say when it ends.
+
+    Raises ValueError for a folder that holds a run already, OSError for one that cannot be written.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / RUN).exists():
         raise ValueError(
@@ -55,6 +60,9 @@ def begin(folder: Path, name: str, settings: dict[str, Any], task: Task, combina
     fields = dict(
         task=name,
         settings=settings,
+        options=options,
+        unit=task.unit,
+        better=task.best.__name__,
         equation=repr(task.term),
         versions=dict(python=platform.python_version(), combinax=combinax, **libraries),
     )
@@ -70,7 +78,9 @@ def described(folder: Path) -> dict[str, Any]:
             f"there is no run in {str(folder)!r}: {RUN} is missing; `combinax runs` lists those "
             "there are"
         )
-    return read_fields(folder / RUN, task=str, settings=dict, equation=str, versions=dict)
+    return read_fields(
+        folder / RUN, task=str, settings=dict, options=dict, better=str, equation=str, versions=dict
+    )
 
 
 def advance(
@@ -85,7 +95,7 @@ def advance(
 ) -> tuple[Params, History]:
     """Train a run to its last step: -> the parameters it ends with and its history from step 0.
 
-    After each `every` steps (a twentieth of all by default) and at its end, whatever the reason,
+    After each `every` steps (a tenth of all by default) and at its end, whatever the reason,
     the state is scored and saved; so it is after Ctrl-C. `told` hears, in words, of what went
     wrong. Other `options` are those of `proceed`.
     Raises BlockingIOError where another process trains in the folder, ValueError for a task whose
@@ -130,7 +140,7 @@ def advance(
 
             state, ended = proceed(
                 task.loss, task.optimizer, state, task.batches, task.steps, report=both,
-                evaluate=task.score, every=every or max(1, task.steps // 20), stop=stop, keep=keep,
+                evaluate=task.score, every=every or max(1, task.steps // 10), stop=stop, keep=keep,
                 held_out=before.held_out, **options,
             )  # fmt: skip
             kept.save(state, words)

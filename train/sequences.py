@@ -82,19 +82,23 @@ def sums(modulus: int) -> Pair:
 
 
 def parities(seed: Seed, batch: int, length: int) -> Pair:
-    """Ask of random bits, at each of them, whether the number of ones so far is odd.
+    """Show random bits, and after each whether the number of ones so far is odd; ask for that.
 
-        targets[t] = x₀ + … + xₜ mod 2
+        tokens = x₁ y₁ x₂ y₂ …,  yₜ = 2 + (x₁ + … + xₜ mod 2)
 
-    Shapes: two arrays (batch, length). Raises ValueError for a size below 1.
-    Source: Minsky and Papert 1969, Perceptrons; Hahn 2020 (transformers).
+    So each answer needs the last one and one bit. Asked of all bits at once, parity is beyond what
+    gradients find. Shapes: two arrays (batch, 2 · length). Raises ValueError for a size below 1.
+    Source: Minsky and Papert 1969, Perceptrons; Wies et al. 2023, Sub-Task Decomposition.
 
-    >>> parities(0, 1, 5)
-    (array([[1, 1, 1, 0, 0]], dtype=int32), array([[1, 0, 1, 1, 1]], dtype=int32))
+    >>> parities(0, 1, 2)
+    (array([[1, 3, 1, 2]], dtype=int32), array([[   3, -100,    2, -100]], dtype=int32))
     """
     check_sizes(batch=batch, length=length)
     bits = generator(seed).integers(2, size=(batch, length))
-    return asked(bits, bits.cumsum(axis=1) % 2, np.full(length, True))
+    odd = 2 + bits.cumsum(axis=1) % 2
+    tokens = np.stack([bits, odd], axis=2).reshape(batch, 2 * length)
+    following = np.roll(tokens, -1, axis=1)
+    return asked(tokens, following, np.arange(2 * length) % 2 == 0)
 
 
 def brackets(seed: Seed, batch: int, length: int, kinds: int, depth: int) -> Pair:

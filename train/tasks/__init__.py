@@ -6,6 +6,8 @@
 What their defaults reach, and in how long, is measured on two cores; `combinax tasks` shows it.
 """
 
+from collections.abc import Callable
+
 from .arithmetic import addition, brackets, parity
 from .pictures import digits, vision
 from .sequences import copy, induction, recall, reverse, sort
@@ -21,7 +23,7 @@ __all__ = [
     "language", "sample",
 ]  # fmt: skip
 
-TASKS = {
+TASKS: dict[str, Callable[..., Task]] = {
     make.__name__: make
     for make in (
         recall, copy, reverse, sort, induction, addition, parity, brackets, digits, vision, text,

@@ -11,6 +11,7 @@ from ...combinators import Term, each
 from ...models import decoder, gpt
 from .. import data, sequences
 from ..loss import accuracy
+from ..optimize import adamw, warmup
 from .task import Task, answered, by_muon, entropy, totals
 
 __all__ = ["addition", "brackets", "parity"]
@@ -22,7 +23,7 @@ def reader(kinds: int, length: int, layers: int, width: int, heads: int) -> Term
 
 def addition(
     seed: int = 0, steps: int = 3000, batch: int = 512, layers: int = 1, width: int = 128,
-    heads: int = 4, modulus: int = 59, rate: float = 5e-3, decay: float = 1.0,
+    heads: int = 4, modulus: int = 59, rate: float = 1e-3, decay: float = 1.0,
 ) -> Task:  # fmt: skip
     """a + b modulo a prime, from half of all pairs: learned by heart first, understood later.
 
@@ -47,7 +48,7 @@ def addition(
             (seed, 0, step), batch, inputs[learned], targets[learned]
         ),
         loss=partial(entropy, each(term)),
-        optimizer=by_muon(rate, steps, decay)(term, example),
+        optimizer=adamw(term, example, warmup(rate, min(100, steps // 10), steps), decay),
         steps=steps,
         unit="% of held-out sums right",
         score=lambda params: 100 * right(params),
@@ -56,19 +57,19 @@ def addition(
 
 
 def parity(
-    seed: int = 0, steps: int = 2000, batch: int = 64, layers: int = 2, width: int = 64,
+    seed: int = 0, steps: int = 400, batch: int = 64, layers: int = 2, width: int = 64,
     heads: int = 4, length: int = 16, rate: float = 1e-2,
 ) -> Task:  # fmt: skip
-    """Is the number of ones so far odd? Asked at each bit.
+    """Is the number of ones so far odd? Each answer is shown before the next bit.
 
     Raises ValueError for sizes below 1.
-    Source: Minsky and Papert 1969, Perceptrons; Hahn 2020 (transformers).
+    Source: Minsky and Papert 1969, Perceptrons; Wies et al. 2023, Sub-Task Decomposition.
 
     >>> parity(length=4).batches(0)[1].shape
-    (64, 4)
+    (64, 8)
     """
     draw = partial(sequences.parities, length=length)
-    term = reader(2, length, layers, width, heads)
+    term = reader(4, 2 * length, layers, width, heads)
     return answered(term, draw, seed, batch, by_muon(rate, steps), steps=steps, reference=99.0)
 
 

@@ -36,10 +36,8 @@ def recall(seed: int = 0, steps: int = 300, batch: int = 64, pairs: int = 8) -> 
     far = multi_head(width, 1, scores=causal_scores)
     term = tied(embed(kinds, width), rms_norm() @ block(near=near, far=far))
     rate = warmup(5e-3, min(50, steps), steps)
-    return answered(
-        term, draw, seed, batch, lambda *of: adamw(*of, rate, decay=1e-3), steps=steps,
-        reference=99.0,
-    )  # fmt: skip
+    decayed = partial(adamw, rate=rate, decay=1e-3)
+    return answered(term, draw, seed, batch, decayed, steps=steps, reference=99.0)
 
 
 def written(
@@ -100,7 +98,7 @@ def sort(
 
 
 def induction(
-    seed: int = 0, steps: int = 400, batch: int = 64, layers: int = 2, width: int = 64,
+    seed: int = 0, steps: int = 700, batch: int = 64, layers: int = 2, width: int = 64,
     heads: int = 4, length: int = 32, kinds: int = 32, rate: float = 1e-2,
 ) -> Task:  # fmt: skip
     """A random sequence is repeated: what followed last time?

@@ -34,7 +34,7 @@ def table(
     Source: Gorishniy et al. 2021, Revisiting Deep Learning Models for Tabular Data.
     """
     if not file:
-        raise ValueError("the task table reads a CSV file of yours: name it with --set file=PATH")
+        raise ValueError("the task table reads a CSV file of yours: name it with --file")
     found = read_table(file, label, (seed, 1))
     asked, answers = found.held_out
     inside = identity + dictionary(4 * width) @ rms_norm()
