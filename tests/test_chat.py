@@ -222,7 +222,8 @@ def test_missing_weights(monkeypatch):
 def test_a_missing_extra(words, monkeypatch):
     for module in ("models.chat", "train.transfer", "models.pretrained"):
         monkeypatch.delitem(sys.modules, f"combinax.{module}", raising=False)
-    for parent, name in ((models, "chat"), (train, "transfer"), (models, "pretrained")):
+    package = sys.modules["combinax.train"]
+    for parent, name in ((models, "chat"), (package, "transfer"), (models, "pretrained")):
         monkeypatch.delattr(parent, name, raising=False)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     done = CliRunner().invoke(command.app, words)

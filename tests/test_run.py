@@ -254,7 +254,7 @@ def test_another_equation_or_another_shape(unbroken, tmp_path):
         run.advance(folder, wider)
 
 
-def test_a_full_disk_names_the_version(tmp_path):
+def test_a_full_disk_names_the_version(unbroken, tmp_path):
     """And the one before stays whole: the limit counts for a child alone."""
     folder = begin(tmp_path / "run", tiny())
     code = (
@@ -269,3 +269,7 @@ def test_a_full_disk_names_the_version(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
     assert re.search("OSError: .*File too large", done.stderr.splitlines()[-1]), done.stderr
+    assert str(folder / "checkpoints") in done.stderr.splitlines()[-1]
+    assert 20 <= versions.steps_of(folder)[-1] < STEPS
+    run.advance(folder, tiny(), every=EVERY)
+    check_same(folder, unbroken)

@@ -1,7 +1,7 @@
 """combinax.train: data, losses, a small loop, runs, tasks, claims, and the command `combinax`.
 
     combinax tasks             what there is to train, and what the defaults reach
-    combinax train TASK        a run in a folder of its own; recall, digits, text by their names, too
+    combinax train TASK        a run in a folder of its own; also: combinax recall, digits, text
     combinax resume RUN        goes on with a run that was stopped or killed
     combinax eval RUN          measures its best version
     combinax runs, show        those that there are; the equation and the table of one

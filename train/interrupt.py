@@ -21,7 +21,10 @@ __all__ = ["answered", "deferred", "quietly", "stopping"]
 
 SHOW_CURSOR = b"\x1b[?25h"
 
-STOPPING = b"\nCtrl-C: training stops after the steps that run; once more ends the command\n"
+STOPPING = (
+    b"\nCtrl-C: training finishes the steps that run and saves them; once more ends the command "
+    b"at once\n"
+)
 
 
 def quietly() -> None:

@@ -105,12 +105,14 @@ def lines(rows: Sequence[Mapping[str, Any]], x: str, y: str, by: str, unit: str)
     return draw
 
 
-def panels(name: str, task: Task, params: Params, history: History) -> list[Panel]:
+def panels(
+    name: str, task: Task, params: Params, history: History, measured: Mapping[str, float]
+) -> list[Panel]:
     """What the picture of a run shows: its loss, its scores, and what there is to see of a task."""
     bits = task.unit.startswith("bits")
-    measured = task.rivals() if bits else {}
-    size, unit = (math.log(2), "bits") if bits else (1.0, "nats")
-    drawn = [curve(history, unit, size, measured)]
+    rivals = {name: value for name, value in measured.items() if name != "this model"}
+    size, unit, levels = (math.log(2), "bits", rivals) if bits else (1.0, "nats", {})
+    drawn = [curve(history, unit, size, levels)]
     if history.held_out:
         drawn.append(scores(history, task.unit, task.reference))
     if name == "recall":

@@ -157,9 +157,8 @@ def ended(folder: Path, task: Task, json: bool) -> None:
     with refused():
         params, history = advanced(folder, task, ends, screen)
         measured = task.evaluate(params)
-        file = plot.picture(
-            folder / f"{fields['task']}.png", *plot.panels(fields["task"], task, params, history)
-        )
+        panels = plot.panels(fields["task"], task, params, history, measured)
+        file = plot.picture(folder / f"{fields['task']}.png", *panels)
     if history.reason:
         screen.print(
             f"stopped {history.reason} after {len(history.loss)} of {task.steps} steps; what was "

@@ -22,7 +22,7 @@ def reader(kinds: int, length: int, layers: int, width: int, heads: int) -> Term
 
 
 def addition(
-    seed: int = 0, steps: int = 3000, batch: int = 512, layers: int = 1, width: int = 128,
+    seed: int = 0, steps: int = 5000, batch: int = 512, layers: int = 1, width: int = 128,
     heads: int = 4, modulus: int = 59, rate: float = 1e-3, decay: float = 1.0,
 ) -> Task:  # fmt: skip
     """a + b modulo a prime, from half of all pairs: learned by heart first, understood later.
