@@ -22,7 +22,6 @@ from combinax.models.files import smollm2
 from combinax.models.gguf_file import read
 from combinax.models.pretrained import chat_template
 from combinax.train import __main__ as command
-from combinax.train.tasks import train
 
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 KEY = jax.random.key(0)

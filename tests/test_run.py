@@ -175,6 +175,23 @@ def test_ctrl_c_saves_and_the_run_goes_on_later(unbroken, tmp_path):
     check_same(folder, unbroken)
 
 
+def test_ctrl_c_between_a_dispatch_and_its_report_leaves_no_gap(unbroken, tmp_path):
+    folder, task = begin(tmp_path / "run", tiny()), tiny()
+
+    def press(step: int) -> Any:
+        if step == 15:
+            raise KeyboardInterrupt
+        return tiny().batches(step)
+
+    object.__setattr__(task, "batches", press)
+    _, history = run.advance(folder, task, every=EVERY, steps_per_dispatch=3)
+    assert history.reason == loop.BY_HAND and len(history.loss) == 13 == len(
+        run.history(folder).loss
+    )
+    run.advance(folder, tiny(), every=EVERY)
+    check_same(folder, unbroken)
+
+
 def test_ctrl_c_in_a_save_tears_nothing(unbroken, tmp_path, monkeypatch):
     folder, real, pressed = begin(tmp_path / "run", tiny()), checkpoint.save, []
 
@@ -269,7 +286,7 @@ def test_a_full_disk_names_the_version(unbroken, tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
     assert re.search("OSError: .*File too large", done.stderr.splitlines()[-1]), done.stderr
-    assert str(folder / "checkpoints") in done.stderr.splitlines()[-1]
+    assert str(folder) in done.stderr.splitlines()[-1]
     assert 20 <= versions.steps_of(folder)[-1] < STEPS
     run.advance(folder, tiny(), every=EVERY)
     check_same(folder, unbroken)

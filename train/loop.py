@@ -208,15 +208,15 @@ def proceed(
     except KeyboardInterrupt:
         reason = BY_HAND
     done = int(state.step)
-    every_record = [front(record, count) for count, record in ran]
-    loss_of = np.concatenate([np.zeros(0, np.float32), *(record.loss for record in every_record)])
-    skipped = np.concatenate([np.zeros(0, bool), *(record.skipped for record in every_record)])
     if done == steps and reason in (BY_HAND, SETTLED):
         reason = ""
     elif done < steps:
         reason = reason or NO_MORE
-    numbers = (first + np.flatnonzero(skipped[: done - first])).tolist()
-    return state, History(loss_of[: done - first], tuple(numbers), tuple(scores), reason, offending)
+    nothing = Record(np.zeros(0, np.float32), np.zeros(0, np.float32), np.zeros(0, bool))
+    parts = zip(nothing, *(front(record, count) for count, record in ran), strict=True)
+    loss, _, skipped = (np.concatenate(part)[: done - first] for part in parts)
+    numbers = tuple((first + np.flatnonzero(skipped)).tolist())
+    return state, History(loss, numbers, tuple(scores), reason, offending)
 
 
 def spent(state: State, skips: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +30,8 @@ class Speed(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         started, targets = task.fields["started"], task.fields["targets"]
+        if task.finished and not targets:
+            return Text("")
         if started is None:
             return Text("compiling")
         return Text(f"{targets / max(task.get_time() - started, 1e-9):,.0f} tokens/s")
@@ -56,7 +57,9 @@ class Shown:
             new: dict[str, Any] = dict(started=self.progress.get_time())
         else:
             new = dict(targets=fields["targets"] + float(np.sum(record.targets)))
-        self.progress.update(self.task, advance=len(record.loss), loss=record.loss[-1], **new)
+        self.progress.update(
+            self.task, advance=len(record.loss), loss=f"loss {record.loss[-1]:.4f}", **new
+        )
 
     def score(self, value: float) -> float:
         """Show a score on held-out data, and give it back."""
@@ -70,11 +73,11 @@ def bar(steps: int, console: Console | None = None, done: int = 0) -> Iterator[S
     columns = (
         BarColumn(),
         TextColumn("step {task.completed} of {task.total}"),
-        TextColumn("loss {task.fields[loss]:.4f}"),
+        TextColumn("{task.fields[loss]}"),
         TextColumn("{task.fields[score]}"),
         Speed(),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as progress:
-        fields: Any = dict(loss=math.nan, score="", targets=0.0, started=None)
+        fields: Any = dict(loss="", score="", targets=0.0, started=None)
         yield Shown(progress, progress.add_task("training", total=steps, completed=done, **fields))

@@ -18,7 +18,7 @@ import json
 import math
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -30,7 +30,7 @@ from jax import Array
 from jax.tree_util import keystr
 
 from ..combinators.core.errors import brief
-from ..models.disk import flush, legible, read_fields, read_text, replaced
+from ..models.disk import flush, legible, read_fields, read_text, replaced, writing
 from .interrupt import deferred
 from .loop import History, Params, Record, State, Stop, never, proceed, silent, start
 from .tasks.task import Task
@@ -118,31 +118,31 @@ def advance(
             file.write_text("".join(f"{json.dumps(line)}\n" for line in rows(folder, begun)))
         before = history(folder)
         sign = 1 if task.best((0, 1)) else -1
-        with versions(folder, sign, begun) as kept, (folder / METRICS).open("a") as metrics:
+        written = begun
 
-            def write(**fields: Any) -> None:
-                metrics.write(f"{json.dumps(fields)}\n")
+        def tell(first: int, record: Record) -> None:
+            nonlocal written
+            with deferred():
+                append(folder, losses(first, record.loss, record.skipped))
+                written = first + len(record.loss)
+            report(first, record)
 
-            def both(first: int, record: Record) -> None:
-                for i, (loss, skipped) in enumerate(zip(record.loss, record.skipped, strict=True)):
-                    write(
-                        step=first + i, loss=number(loss), **({"skipped": True} if skipped else {})
-                    )
-                report(first, record)
+        def keep(state: State, held_out: Sequence[tuple[int, float]]) -> None:
+            step, score = held_out[-1]
+            with deferred():
+                append(folder, [dict(step=step, held_out=number(score))])
+                flush(folder / METRICS)  # before the version, which stands for all before it
+                kept.save(state, words, score)
 
-            def keep(state: State, held_out: Any) -> None:
-                step, score = held_out[-1]
-                with deferred():
-                    write(step=step, held_out=number(score))
-                    metrics.flush()
-                    flush(folder / METRICS)  # before the version, which stands for all before it
-                    kept.save(state, words, score)
-
+        with versions(folder, sign, begun) as kept:
             state, ended = proceed(
-                task.loss, task.optimizer, state, task.batches, task.steps, report=both,
+                task.loss, task.optimizer, state, task.batches, task.steps, report=tell,
                 evaluate=task.score, every=every or max(1, task.steps // 10), stop=stop, keep=keep,
                 held_out=before.held_out, **options,
             )  # fmt: skip
+            untold = range(written, int(state.step))  # where Ctrl-C came before the report
+            skipped = [step in ended.skipped for step in untold]
+            append(folder, losses(written, ended.loss[written - begun :], skipped))
             kept.save(state, words)
         if ended.offending is not None:
             told(offended(folder, int(state.step) - 1, ended.offending))
@@ -193,6 +193,18 @@ def offended(folder: Path, step: int, batch: Any) -> str:
 
 
 # Metrics
+
+
+def append(folder: Path, lines: Iterable[dict[str, Any]]) -> None:
+    file = folder / METRICS
+    with writing(file), file.open("a") as opened:
+        opened.writelines(f"{json.dumps(line)}\n" for line in lines)
+
+
+def losses(first: int, loss: Iterable[Any], skipped: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    """A line for each step from `first` on."""
+    for step, (value, skip) in enumerate(zip(loss, skipped, strict=True), start=first):
+        yield dict(step=step, loss=number(value), **({"skipped": True} if skip else {}))
 
 
 def history(folder: Path) -> History:
