@@ -150,7 +150,15 @@ REFUSED = {
     "no file": (("text", "--file", "gone.txt"), "there is no text file 'gone.txt'"),
     "no table": (("table",), "the task table reads a CSV file of yours: name it with --file"),
     "a short text": (("text", "--file", "short.txt"), "'short.txt' has 9 characters"),
-    "a long window": (("text", "--length", 99999), "stride ≤ length ≤ tokens"),
+    "a long window": (
+        ("text", "--length", 99999),
+        "--length 99999: a window of 99999 tokens does not fit into the",
+    ),
+    "a batch larger than the data": (
+        ("digits", "--batch", 5000),
+        "--batch 5000: cannot draw 5000 common rows from arrays of le",
+    ),
+    "clauses": (("translation", "--length", 10), "--length 10: clauses have 3 words, and 5 divide"),
     "a folder that is a file": (("recall", "--out", "short.txt"), "'short.txt': file exists"),
 }
 

@@ -176,7 +176,7 @@ def test_many_kinds_of_characters_leave_the_longer_n_gram_out(tmp_path):
 
 def test_a_text_shorter_than_a_window(prose):
     source = corpus.text(prose)
-    with pytest.raises(ValueError, match="stride ≤ length ≤ tokens"):
+    with pytest.raises(ValueError, match="does not fit into the held-out text: 2 to"):
         tasks.text(length=len(source.held_out) + 1, file=str(prose))
 
 

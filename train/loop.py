@@ -214,9 +214,9 @@ def proceed(
         reason = reason or NO_MORE
     nothing = Record(np.zeros(0, np.float32), np.zeros(0, np.float32), np.zeros(0, bool))
     parts = zip(nothing, *(front(record, count) for count, record in ran), strict=True)
-    loss, _, skipped = (np.concatenate(part)[: done - first] for part in parts)
+    losses, _, skipped = (np.concatenate(part)[: done - first] for part in parts)
     numbers = tuple((first + np.flatnonzero(skipped)).tolist())
-    return state, History(loss, numbers, tuple(scores), reason, offending)
+    return state, History(losses, numbers, tuple(scores), reason, offending)
 
 
 def spent(state: State, skips: int) -> str:

@@ -33,7 +33,7 @@ def tasks(json: Json = False) -> None:
     ]
     if json:
         return say(dict(tasks=rows))
-    table = Table("task", "what", "reached", "unit", "seconds", box=None)
+    table = Table("task", "what", "reached", "", "CPU seconds", box=None)
     for row in rows:
         told = (str(row.get(name, "")) for name in ("reached", "unit", "seconds"))
         table.add_row(str(row["task"]), str(row["about"]), *told)

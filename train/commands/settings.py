@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
-from ..tasks import TASKS
+import jax
 
-__all__ = ["OPTIONS", "defaults", "maker", "nearest", "settings_of"]
+from ..tasks import TASKS, Task
+
+__all__ = ["OPTIONS", "checked", "defaults", "maker", "nearest", "settings_of"]
 
 T = TypeVar("T")
 
@@ -17,7 +19,7 @@ OPTIONS = ("steps", "batch", "layers", "width", "heads", "length", "rate", "file
 """Settings that have an option of their own; others are set by `--set name=value`."""
 
 
-def maker(name: str) -> Callable[..., Any]:
+def maker(name: str) -> Callable[..., Task]:
     """The function that makes a task. Raises ValueError, with a name like it, for no task."""
     return nearest("task", name, TASKS)
 
@@ -42,6 +44,22 @@ def defaults(name: str) -> dict[str, Any]:
 
 def option(name: str) -> str:
     return f"--{name}" if name in (*OPTIONS, "seed") else f"--set {name}="
+
+
+def checked(name: str, settings: Mapping[str, Any]) -> Task:
+    """The task of these settings, once its parameters and its first batch can be made.
+
+    Raises ValueError, which names the options that are not the defaults, for what does not fit.
+    """
+    usual = defaults(name)
+    changed = [shown(each, value) for each, value in settings.items() if value != usual[each]]
+    try:
+        task = maker(name)(**settings)
+        jax.eval_shape(task.term.init, jax.random.key(0), task.example)
+        task.batches(0)
+    except ValueError as error:
+        raise ValueError(f"{' '.join(changed) or name}: {error}") from error
+    return task
 
 
 def settings_of(task: str, options: Mapping[str, Any], pairs: Sequence[str] = ()) -> dict[str, Any]:

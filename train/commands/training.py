@@ -22,7 +22,7 @@ from ..progress import bar
 from ..tasks import Task, sample
 from ..versions import best
 from .prompt import written
-from .settings import maker, settings_of
+from .settings import checked, maker, settings_of
 from .terminal import Json, Out, Seed, Steps, console, made, refused, say, show, stderr
 
 __all__ = ["add", "model_of", "place", "task_of"]
@@ -134,7 +134,7 @@ def begun(
 ) -> None:
     with refused(extra="pretrained" if name == "byte_pairs" else ""):
         settings = settings_of(name, options, others)
-        task = maker(name)(**settings)
+        task = checked(name, settings)
         folder = made(free(name) if out is None else out)
         ends = ends or dict(every=0, patience=0, skips=20)
         run.begin(folder, name, settings, ends, task, __version__)

@@ -67,6 +67,7 @@ def text(
     source = corpus.text(file or None)
     kinds = len(source.vocabulary)
     term = language(kinds, width, layers, heads)
+    check_length(length, len(source.held_out))
     held_out = corpus.cover(source.held_out, length, length // 2, source.before)
     nats = totals(cross_entropy, term, held_out)
 
@@ -97,6 +98,13 @@ def text(
     )
 
 
+def check_length(length: int, tokens: int) -> None:
+    if not 2 <= length <= tokens:
+        raise ValueError(
+            f"a window of {length} tokens does not fit into the held-out text: 2 to {tokens} do"
+        )
+
+
 def byte_pairs(
     seed: int = 0, steps: int = 1500, batch: int = 16, layers: int = 2, width: int = 128,
     heads: int = 4, length: int = 64, rate: float = 1e-2, file: str = "", vocabulary: int = 512,
@@ -118,6 +126,7 @@ def byte_pairs(
         pairs.encode(source.decode(part)) for part in (source.train, source.held_out)
     )
     term = language(vocabulary, width, layers, heads)
+    check_length(length, len(held_out) - 1)
     cover = corpus.cover(held_out[1:], length, length // 2, int(held_out[0]))
     characters = len(source.held_out) - len(pairs.decode(held_out[:1]))
     asked = np.sum(cover[1] != IGNORE)
@@ -162,6 +171,7 @@ def masked(
     attention = multi_head(width, heads, turned)
     body = transformer(layers, attention=attention, dictionary=dictionary(4 * width))
     term = tied(embed(kinds + 1, width), body)
+    check_length(length, len(source.held_out))
     rows = len(source.held_out) // length
     whole = source.held_out[: rows * length].reshape(rows, length)
     held_out = corpus.hidden((seed, 1), whole, share, kinds)
