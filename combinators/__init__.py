@@ -4,8 +4,20 @@
     dictionary = aggregate() @ normalize(gelu)                   @ score(dot)        @ slots(256)
 
 The five words: an input is projected to entries, scored, masked, normalized, and aggregated.
+
+A term is a pure function to every transformation of JAX, on one device and on a mesh. Where JAX
+needs to be told something, so does a term:
+
+- `jax.vmap` and `jax.shard_map` show a term one row, or one part, of a batch: dropout draws by the
+  place in that part, and what is chosen for a lookup counts only the copies made inside the term.
+- On a mesh with explicit axes JAX refuses operations whose result it cannot place, such as
+  `join(f, g, axis=0)` along divided rows: `jax.sharding.auto_axes(term, out_sharding=…)` leaves the
+  inside of a term to the compiler.
+- For a length that is a symbol of `jax.export`, lookups run on one table. A stream, a step and
+  `describe` need a number, a table of positions a bound: `constraints=["t <= 128"]`.
 """
 
+from .activations import gelu, gelu_tanh, relu, relu_squared, sigmoid, silu
 from .aggregate import aggregate, largest, weighted_sum
 from .arithmetic import add, multiply, subtract
 from .bias import Bias, bias, softcap, temperature
@@ -22,38 +34,34 @@ from .core.records import Entries, Scores, Weights
 from .core.term import Term
 from .describe import Description, describe
 from .dropout import dropout
-from .embed import embed, half_split, interleaved, position_embed, rotary, sinusoidal, tied
+from .embed import embed, tied
 from .heads import copies, heads
 from .logic import Predicate, predicate
 from .mask import mask
 from .norm import layer_norm, rms_norm
-from .normalize import (
-    RowNormalizer,
-    Streaming,
-    gelu,
-    gelu_tanh,
-    log_sum_exp,
-    normalize,
-    relu,
-    relu_squared,
-    row_sum,
-    sigmoid,
-    silu,
-    softmax,
-)
+from .normalize import normalize
 from .observe import observe
 from .operators import install
 from .position_bias import alibi, alibi_slopes, relative, t5_buckets
+from .positions import (
+    by_wavelength,
+    half_split,
+    interleaved,
+    interpolated,
+    position_embed,
+    rotary,
+    sinusoidal,
+)
 from .predicates import block_causal, causal, dilated, prefix, same, valid, window
 from .primitives import constant, identity, learned, lift, pointwise, read
 from .project import linear, project, slots
 from .repeat import each, repeat
-from .scaling import by_wavelength, interpolated
 from .score import additive, bilinear, cosine, distance, dot, features, scaled_dot, score
+from .softmax import RowNormalizer, Streaming, log_sum_exp, row_sum, softmax
 from .sparse import entmax15, hardmax, sparsemax, top_k
 from .stepping.stepwise import Stepwise, stepwise
-from .streaming.choose import materialized, streamed
 from .streaming.partial import Partial, merge
+from .streaming.pins import materialized, streamed
 from .union import sink, union
 from .wrappers import given, named, precision, shared
 

@@ -7,11 +7,10 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from .branches import Branches
-from .core.arguments import as_term
+from .core.arguments import as_term, is_number
 from .core.context import Context
 from .core.dtypes import floating
 from .core.errors import CompositionError
@@ -207,7 +206,7 @@ def multiply(*terms: Any) -> Term:
 
 def value_term(value: Any, where: str) -> Term:
     """A term, where a number stands for the constant function."""
-    if isinstance(value, (int, float, np.number)) and not isinstance(value, bool):
+    if is_number(value):
         return constant(value)
     return as_term(value, where)
 

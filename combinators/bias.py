@@ -19,10 +19,11 @@ from .core.errors import CompositionError
 from .core.guards import as_names
 from .core.kinds import Width, fits
 from .core.leaf import Leaf, Stage, spread
-from .core.marks import Marks
+from .core.marks import Marks, Rows
 from .core.pairs import check_pairs
 from .core.parameter import Parameter
 from .core.records import Scores
+from .core.source import PACKAGE
 from .core.term import Term, form
 from .primitives import Source, read
 
@@ -158,10 +159,8 @@ class bias(Stage):
     def tile(self, operands: Any, score: Array, marks: Any) -> Array:
         if isinstance(self.what, Source):
             added = cut(operands, marks)
-        elif isinstance(self.what, Bias):
-            added = self.what.tile(operands, marks)
         else:
-            added = self.what(marks.query, marks.key)
+            added = self.added(operands, marks.query, marks.key)
         if not fits(jnp.shape(added), score.shape):
             raise CompositionError(
                 f"{self!r} adds one number per query and key, {score.shape}, where an axis of size "
@@ -169,15 +168,20 @@ class bias(Stage):
             )
         return score + as_scores(added, score)
 
+    def added(self, operands: Any, query: Rows, key: Rows) -> Array:
+        """What a function of marks adds to the scores of a tile."""
+        if isinstance(self.what, Bias):
+            return self.what.tile(operands, Marks(query, key))
+        return self.what(query, key)
+
     def apply(self, params: Any, x: Scores, context: Context) -> Scores:
         operands = self.operands(params, context)
+        marks: Any = spread(self, x.marks, context)
         if isinstance(self.what, Source):
             check_table(self, operands, x)
-        elif not isinstance(self.what, Term) and not (x.marks and x.marks.in_part):
-            pairs: Any = spread(self, x.marks, context)
-            check_pairs(repr(self), self.what, pairs)
-        score = self.tile(operands, x.score, spread(self, x.marks, context))
-        return x.replace(score=score)
+        elif not type(self.what).__module__.startswith(PACKAGE) and not x.marks.in_part:
+            check_pairs(repr(self), self.added, marks, operands)
+        return x.replace(score=self.tile(operands, x.score, marks))
 
 
 def as_scores(value: Any, score: Array) -> Array:

@@ -11,7 +11,7 @@ from .core.arguments import as_term
 from .core.context import Context
 from .core.errors import CompositionError
 from .core.execution import Run
-from .core.kinds import Width, show, spec
+from .core.kinds import Width, show, spec, told
 from .core.leaf import Leaf
 from .core.printing import Write
 from .core.term import Term, form
@@ -153,6 +153,11 @@ class pick(Leaf):
     rowwise = True
 
     index: int
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not isinstance(self.index, int) or isinstance(self.index, bool):
+            raise CompositionError(f"pick takes the number of a part, not {told(self.index)}")
 
     def flow(self, kind: Any) -> Any:
         return None if kind is None else self.apply({}, kind, Context())

@@ -16,7 +16,7 @@ import numpy as np
 from jax.core import Tracer
 
 from .core.arguments import as_term
-from .core.check import entering
+from .core.check import check_numbers, entering
 from .core.context import Context
 from .core.declare import Declare, declare, walk
 from .core.kinds import show, spec
@@ -277,6 +277,7 @@ def describe(term: Term, x: Any, /, **names: Any) -> Description:
     linear(3)  (2, 3)      12    48    24
     total                  16    82    56
     """
+    check_numbers("describe", x)
     declared, y = declare(as_term(term, "describe"), x, names)
     run = Describe({})
     x, names = entering(term, x, names)

@@ -74,7 +74,7 @@ class dropout(Leaf):
             return x.replace(weight=self.tile(seed, x.weight, rows[:, None], columns))
         floats(self, x)
         flat = x.reshape(-1, x.shape[-1])
-        rows = numbers(rows_at(context if x.ndim == 2 else Context(), len(flat)).position)
+        rows = numbers(rows_at(context if x.ndim == 2 else Context(), flat.shape[0]).position)
         return self.tile(seed, flat, rows[:, None], jnp.arange(x.shape[-1])).reshape(x.shape)
 
 

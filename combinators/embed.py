@@ -1,30 +1,30 @@
-"""Where vectors come from: tables of tokens and positions, waves, and rotation by position."""
+"""Where vectors come from: a table of tokens, which may score the vectors that come out too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.core import Tracer
+from jax.core import Tracer, max_dim
 
-from .core.arguments import as_term, at_least, floats, one_sequence, positive
+from .core.arguments import as_term, at_least
 from .core.context import Context
-from .core.dtypes import widened
 from .core.errors import CompositionError
 from .core.execution import Run
-from .core.kinds import Width, show
+from .core.kinds import Width, show, symbolic
 from .core.leaf import Leaf
-from .core.marks import Range, rows_at
+from .core.marks import Range
+from .core.mesh import entries_at
 from .core.parameter import Parameter
 from .core.printing import Write
 from .core.term import Term, form
 from .wrappers import sums
 
-__all__ = ["embed", "half_split", "interleaved", "position_embed", "rotary", "sinusoidal", "tied"]
+__all__ = ["embed", "tied"]
 
 small_normal = jax.nn.initializers.normal(0.02)
 
@@ -33,18 +33,23 @@ def looked_up(table: Array, index: Any, what: str) -> Array:
     """Rows of a table. Past its ends: an error where the index is known, NaN where it is traced."""
     if isinstance(index, Range):
         check_inside(what, index.start, index.stop - 1, len(table))
-        return table[index.start : index.stop]
+        return jax.lax.slice_in_dim(table, index.start, index.stop)
     if not isinstance(index, Tracer) and index.size:
         known = np.asarray(index)
         check_inside(what, known.min(), known.max(), len(table))
     index = index.astype(jnp.int32) if index.dtype.itemsize < 4 else index
     inside = jnp.where(index < 0, len(table), index)
-    return jnp.asarray(table).at[inside].get(mode="fill", fill_value=jnp.nan)
+    return entries_at(jnp.asarray(table), inside, mode="fill", fill_value=jnp.nan)
 
 
 def check_inside(what: str, low: int, high: int, size: int) -> None:
     if low < 0:
         raise CompositionError(f"{what} {low} is before the start of a table of {size}")
+    if symbolic((high,)) and max_dim(high, size - 1) != size - 1:
+        raise CompositionError(
+            f"{what} {high} may be past a table of {size}: say that it is not where the symbol is "
+            f'made, jax.export.symbolic_shape("t", constraints=["t <= {size}"])'
+        )
     if high >= size:
         raise CompositionError(f"{what} {high} is past a table of {size}")
 
@@ -169,155 +174,3 @@ def tied(embedding: Term, body: Term) -> Term:
     if not isinstance(as_term(embedding, "tied"), embed):
         raise CompositionError(f"tied takes embed(vocabulary, width) first, not {embedding!r}")
     return Tied(cast(embed, embedding), as_term(body, "tied"))
-
-
-@form
-class position_embed(Leaf):
-    """`position_embed(n)` adds a learned vector for each of n positions: (T, d) -> (T, d).
-
-    Raises CompositionError for a position past the table; inside jit a traced position past it
-    gives NaN, never another position's row.
-
-    >>> params = position_embed(8).init(jax.random.key(0), jnp.zeros((3, 2)))
-    >>> params["table"].shape
-    (8, 2)
-    """
-
-    rowwise = True
-
-    length: int
-
-    def __post_init__(self):
-        super().__post_init__()
-        at_least(1, self, length=self.length)
-
-    def flow(self, kind: Any) -> Any:
-        super().flow(kind)
-        return kind
-
-    def parameters(self, x: Any) -> dict[str, Parameter]:
-        floats(self, x)
-        one_sequence("position_embed", x)
-        axes = ("positions", "out")
-        return {"table": Parameter((self.length, x.shape[-1]), small_normal, axes)}
-
-    def apply(self, params: Mapping[str, Array], x: Array, context: Context) -> Array:
-        rows = looked_up(params["table"], rows_at(context, len(x)).position, "position")
-        return x + rows.astype(x.dtype)
-
-
-@form
-class sinusoidal(Leaf):
-    """Adds waves of position, sines then cosines: (T, d) -> (T, d) (Vaswani et al. 2017).
-
-    Wave i of d/2 has the angle position / base^(2i/d).
-
-    Raises CompositionError for an odd width.
-
-    >>> sinusoidal()({}, jnp.zeros((1, 4)))
-    Array([[0., 0., 1., 1.]], dtype=float32)
-    """
-
-    rowwise = True
-
-    base: float = 10000.0
-
-    def __post_init__(self):
-        super().__post_init__()
-        positive("base of sinusoidal", self.base)
-
-    def flow(self, kind: Any) -> Any:
-        super().flow(kind)
-        return kind
-
-    def apply(self, params: Any, x: Array, context: Context) -> Array:
-        floats(self, x)
-        one_sequence("sinusoidal", x)
-        angle = angles(rows_at(context, len(x)).position, x.shape[-1], self.base)
-        return x + jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], -1).astype(x.dtype)
-
-
-def angles(
-    position: Range | Array,
-    width: int,
-    base: float,
-    scaling: Callable[[Any], Any] = lambda frequency: frequency,
-) -> Array:
-    """position · base^(-2i/width) for i below width / 2, in at least float32."""
-    if width % 2:
-        raise CompositionError(f"waves come in pairs, so the width is even; it is {width}")
-    frequency = scaling(base ** (-np.arange(0, width, 2) / width))
-    position = position.array() if isinstance(position, Range) else position
-    frequency = jnp.asarray(frequency, jnp.result_type(float))
-    return position[:, None].astype(frequency.dtype) * frequency
-
-
-def half_split(x: Array) -> tuple[Array, Array]:
-    """Pairs number i with number i + d/2 (Llama, GPT-NeoX).
-
-    >>> half_split(jnp.arange(4))
-    (Array([0, 1], dtype=int32), Array([2, 3], dtype=int32))
-    """
-    first, second = jnp.split(x, 2, -1)
-    return first, second
-
-
-def interleaved(x: Array) -> tuple[Array, Array]:
-    """Pairs number 2i with number 2i + 1 (Su et al. 2021).
-
-    >>> interleaved(jnp.arange(4))
-    (Array([0, 2], dtype=int32), Array([1, 3], dtype=int32))
-    """
-    return x[..., ::2], x[..., 1::2]
-
-
-JOINED: dict[Any, Callable[[Array, Array], Array]] = {
-    half_split: lambda a, b: jnp.concatenate([a, b], -1),
-    interleaved: lambda a, b: jnp.stack([a, b], -1).reshape(*a.shape[:-1], -1),
-}
-
-
-@form
-class rotary(Leaf):
-    """Turns pairs of numbers by an angle proportional to position: (T, d) -> (T, d).
-
-    (a, b) becomes (a cos θ - b sin θ, a sin θ + b cos θ) with θ = position · base^(-2i/d), so the
-    dot product of a query and a key depends on their distance alone (Su et al. 2021). `pairs` is
-    `half_split` or `interleaved`; `width` rotates only the first numbers of each vector;
-    `scaling` is any function of the frequencies (interpolation, Llama 3 …).
-
-    Raises CompositionError for an odd width, or one above that of x.
-
-    >>> rotary()({}, jnp.ones((2, 2)))[1]
-    Array([-0.30116868,  1.3817732 ], dtype=float32)
-    """
-
-    rowwise = True
-
-    base: float = 10000.0
-    pairs: Callable[[Array], tuple[Array, Array]] = half_split
-    width: int | None = None
-    scaling: Callable[[Any], Any] | None = None
-
-    def __post_init__(self):
-        super().__post_init__()
-        positive("base of rotary", self.base)
-        if self.pairs not in JOINED:
-            raise CompositionError(f"pairs is half_split or interleaved, not {self.pairs!r}")
-
-    def flow(self, kind: Any) -> Any:
-        super().flow(kind)
-        return kind
-
-    def apply(self, params: Any, x: Array, context: Context) -> Array:
-        floats(self, x)
-        one_sequence("rotary", x)
-        width = x.shape[-1] if self.width is None else self.width
-        if not 0 < width <= x.shape[-1]:
-            raise CompositionError(f"rotary(width={width}) of vectors of width {x.shape[-1]}")
-        scaling = self.scaling or (lambda frequency: frequency)
-        angle = angles(rows_at(context, len(x)).position, width, self.base, scaling)
-        a, b = self.pairs(widened(x[:, :width]))
-        cos, sin = jnp.cos(angle).astype(a.dtype), jnp.sin(angle).astype(a.dtype)
-        turned = JOINED[self.pairs](a * cos - b * sin, a * sin + b * cos).astype(x.dtype)
-        return jnp.concatenate([turned, x[:, width:]], -1) if width < x.shape[-1] else turned

@@ -16,7 +16,7 @@ from jax import Array
 
 from .core.context import Context
 from .core.errors import CompositionError
-from .core.kinds import fits, mistaken
+from .core.kinds import fits, mistaken, symbolic
 from .core.leaf import Leaf, after_union, spread
 from .core.marks import Marks, Range, Rows
 from .core.pairs import check_pairs
@@ -149,6 +149,8 @@ class mask(Leaf):
         """
         query, key = marks.query.position, marks.key.position
         if not isinstance(query, Range) or not isinstance(key, Range):
+            return False, False
+        if symbolic((query.length, key.length)):
             return False, False
         start, stop = max(query.start, key.start), min(query.stop, key.stop)
         place = np.arange(start, stop, dtype=np.int32)[:, None, None, None]

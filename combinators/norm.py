@@ -1,16 +1,15 @@
-"""Norms, which keep a residual stream in scale, and dropout."""
+"""Norms, which keep a residual stream in scale."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from numbers import Real
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .core.arguments import floats
+from .core.arguments import floats, is_number
 from .core.context import Context
 from .core.errors import CompositionError
 from .core.kinds import told
@@ -35,7 +34,7 @@ class Norm(Leaf):
 
     def __post_init__(self):
         super().__post_init__()
-        if isinstance(self.eps, bool) or not isinstance(self.eps, Real) or not 0 <= self.eps < 1:
+        if not is_number(self.eps) or not 0 <= self.eps < 1:
             raise CompositionError(
                 f"eps of {self.name} is a small number, 0 <= eps < 1, not {told(self.eps)}; the "
                 "width is that of x"

@@ -8,7 +8,7 @@ from typing import Any
 
 from .core.apply import Apply, call
 from .core.arguments import as_term
-from .core.context import Context
+from .core.context import Context, OwnNames
 from .core.execution import put
 from .core.term import Term
 
@@ -42,6 +42,7 @@ class Observed:
     """See `observe`."""
 
     term: Term
+    __signature__ = OwnNames()
 
     def __call__(self, params: Mapping[str, Any], x: Any, /, **context: Any) -> tuple[Any, dict]:
         y, kept = call(self.term, params, x, context, Observe)

@@ -7,6 +7,7 @@ operators, and the two ways to use them: `term.init(rng, x)` and `term(params, x
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 from .arithmetic import add, scaled, subtract
@@ -32,7 +33,7 @@ def run(term: Term, params: Any = NOTHING, x: Any = NOTHING, /, **context: Any) 
 
 
 OPERATORS: Mapping[str, Any] = {
-    "init": property(Init),
+    "init": cached_property(Init),  # JAX keeps what it compiles as long as the function lives
     "__call__": run,
     "__matmul__": compose,
     "__rmatmul__": swapped(compose),
@@ -50,3 +51,5 @@ def install() -> None:
     """Give every term its operators; the package does it once."""
     for name, operator in OPERATORS.items():
         setattr(Term, name, operator)
+        if isinstance(operator, cached_property):
+            operator.__set_name__(Term, name)

@@ -15,6 +15,7 @@ from .core.arguments import at_least, boolean
 from .core.context import Context
 from .core.errors import CompositionError
 from .core.marks import Marks
+from .core.mesh import entries_at
 from .core.parameter import Parameter
 from .core.term import form
 
@@ -35,7 +36,7 @@ class Alibi(Bias):
         head = context.scope.head
         if head is None:
             raise CompositionError("alibi gives each head a slope: use it inside heads(n, …)")
-        return jnp.asarray(alibi_slopes(head.count))[head.index]
+        return entries_at(jnp.asarray(alibi_slopes(head.count)), head.index)
 
     def tile(self, operands: Array, marks: Marks) -> Array:
         apart = jnp.abs(marks.query.position - marks.key.position)
@@ -76,7 +77,7 @@ class Distances(Bias):
 
     def tile(self, operands: Array, marks: Marks) -> Array:
         apart = marks.key.position - marks.query.position
-        return operands[jnp.clip(apart, -self.reach, self.reach) + self.reach]
+        return entries_at(operands, jnp.clip(apart, -self.reach, self.reach) + self.reach)
 
 
 @form

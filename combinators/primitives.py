@@ -11,12 +11,12 @@ from typing import Any
 import jax
 from jax import Array
 
-from .core.arguments import as_function
+from .core.arguments import as_function, at_least, number
 from .core.context import Context
 from .core.dtypes import widened
 from .core.errors import CompositionError
 from .core.guards import as_name
-from .core.kinds import Width
+from .core.kinds import Width, told
 from .core.leaf import Leaf, of_pairs
 from .core.parameter import Initializer, Parameter
 from .core.printing import Write, equation
@@ -134,6 +134,10 @@ class constant(Source):
 
     value: Any
 
+    def __post_init__(self):
+        super().__post_init__()
+        number("the value of constant", self.value)
+
     def text(self, write: Write) -> str:
         return str(self.value) if write is equation else super().text(write)
 
@@ -155,7 +159,9 @@ class learned(Source):
     def __post_init__(self):
         super().__post_init__()
         if not isinstance(self.shape, tuple):
-            raise CompositionError(f"learned takes a shape such as (3,), not {self.shape!r}")
+            raise CompositionError(f"learned takes a shape such as (3,), not {told(self.shape)}")
+        for length in self.shape:
+            at_least(0, self, length=length)
 
     def parameters(self, x: Any) -> dict[str, Parameter]:
         axes = tuple("out" if i == len(self.shape) - 1 else "in" for i in range(len(self.shape)))

@@ -22,6 +22,7 @@ from .core.execution import Run
 from .core.kinds import Width, show
 from .core.leaf import Leaf
 from .core.marks import Marks, rows_at
+from .core.mesh import undivided
 from .core.parameter import Parameter
 from .core.printing import Write
 from .core.records import Entries
@@ -111,18 +112,19 @@ class Project(Term):
         for label, rows in zip(self.labels, (query, key, value), strict=True):
             one_sequence(f"{label} of project", rows)
             counts_as(rows)  # complex numbers are refused here
-        if len(key) != len(value):
+        if key.shape[0] != value.shape[0]:
             raise CompositionError(
-                f"every key needs a value; there are {len(key)} keys and {len(value)} values"
+                f"every key needs a value; there are {key.shape[0]} keys and {value.shape[0]} "
+                "values"
             )
         made = context.scope.made_inside
         marks = Marks(
             *(
-                rows_at(context if part.follows(made) else Context(), len(rows))
+                rows_at(context if part.follows(made) else Context(), rows.shape[0])
                 for part, rows in ((self.query, query), (self.key, key))
             )
         )
-        return Entries(query, key, value, marks)
+        return Entries(query, undivided(key), undivided(value), marks)
 
 
 def project(
@@ -200,6 +202,6 @@ class slots(Leaf):
     def apply(self, params: Mapping[str, Array], x: Any, context: Context) -> Entries:
         query = x.query if isinstance(x, Entries) else x
         one_sequence("slots", query)
-        marks = Marks(rows_at(context, len(query)), rows_at(Context(), self.count))
+        marks = Marks(rows_at(context, query.shape[0]), rows_at(Context(), self.count))
         key, value = (params[name].astype(query.dtype) for name in ("key", "value"))
         return Entries(query, key, value, marks)

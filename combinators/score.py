@@ -259,10 +259,10 @@ class score(Leaf):
             score = self.function.apply(operands, (query, key), Context())
         else:
             score = self.function(query, key, **dict(self.options))
-        if score.shape != (len(query), len(key)):
+        if score.shape != (query.shape[0], key.shape[0]):
             raise CompositionError(
                 f"a score function gives one number per query and key, "
-                f"{(len(query), len(key))}; this one gives {show(score)}"
+                f"{(query.shape[0], key.shape[0])}; this one gives {show(score)}"
             )
         return widened(score)
 

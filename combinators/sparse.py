@@ -8,7 +8,7 @@ from jax import Array
 
 from .core.arguments import at_least
 from .core.term import form
-from .normalize import RowNormalizer, largest_visible, lowest, shown, softmax
+from .softmax import RowNormalizer, largest_visible, lowest, shown, softmax
 
 __all__ = ["entmax15", "hardmax", "sparsemax", "top_k"]
 

@@ -12,13 +12,14 @@ import numpy as np
 from jax import Array
 
 from .branches import Branches
-from .core.arguments import as_term
+from .core.arguments import as_term, number
 from .core.context import Context
 from .core.dtypes import wide
 from .core.errors import CompositionError
 from .core.execution import Run
 from .core.kinds import Width, mistaken, show, spec
 from .core.leaf import Leaf
+from .core.mesh import concatenated
 from .core.parameter import Parameter
 from .core.records import Entries, Scores, either
 from .core.term import Term, form
@@ -42,17 +43,17 @@ class Union(Branches):
 
     def wire(self, run: Run, x: Any, context: Context) -> Any:
         tables = [run.part(self, i, x, context) for i in range(len(self.parts))]
-        if len({(len(t.score), t.value.shape[-1]) for t in tables}) > 1:
+        if len({(t.score.shape[0], t.value.shape[-1]) for t in tables}) > 1:
             raise CompositionError(
                 "union joins scores of the same queries over values of one width: "
                 + " and ".join(show(spec(t)) for t in tables)
             )
         return Scores(
-            jnp.concatenate([t.score for t in tables], 1),
+            concatenated([t.score for t in tables]),
             jnp.concatenate([t.value for t in tables], 0),
             None,
-            joined([(t.visible, t.score.shape) for t in tables], -1),
-            joined([(t.active_keys, t.value.shape[:1]) for t in tables], -1),
+            joined([(t.visible, t.score.shape) for t in tables]),
+            joined([(t.active_keys, t.value.shape[:1]) for t in tables]),
             functools.reduce(either, [t.active_queries for t in tables]),
             one_after_another(tables),
         )
@@ -71,12 +72,12 @@ def one_after_another(tables: list[Scores]) -> Array | None:
     ])  # fmt: skip
 
 
-def joined(masks: list[tuple[Array | None, tuple[int, ...]]], axis: int) -> Array | None:
+def joined(masks: list[tuple[Array | None, tuple[int, ...]]]) -> Array | None:
     """Masks side by side, where None is true everywhere."""
     if all(mask is None for mask, _ in masks):
         return None
     filled = [jnp.ones(shape, bool) if mask is None else mask for mask, shape in masks]
-    return jnp.concatenate(filled, axis)
+    return concatenated(filled)
 
 
 def union(*terms: Term) -> Term:
@@ -112,6 +113,11 @@ class sink(Leaf):
 
     fixed: float | None = None
 
+    def __post_init__(self):
+        super().__post_init__()
+        if self.fixed is not None:
+            number("the score of sink", self.fixed)
+
     def flow(self, kind: Any) -> Any:
         if kind is not None and not isinstance(kind, Entries):
             raise CompositionError(mistaken(self, "entries", kind))
@@ -129,4 +135,4 @@ class sink(Leaf):
             raise CompositionError(mistaken(self, "entries", x))
         level = jnp.asarray(params["score"] if self.fixed is None else self.fixed, wide(x.query))
         value = jnp.zeros((1, x.value.shape[-1]), x.value.dtype)
-        return Scores(jnp.full((len(x.query), 1), level), value, None)
+        return Scores(jnp.full((x.query.shape[0], 1), level), value, None)

@@ -47,7 +47,7 @@ def with_adapters(fresh: Mapping[str, Any], params: Mapping[str, Any]) -> Tree:
     }
 
 
-def merged(term: Term, params: Mapping[str, Any], x: Any, **context: Any) -> Tree:
+def merged(term: Term, params: Mapping[str, Any], x: Any, /, **context: Any) -> Tree:
     """Parameters of the model without adapters, what they learned added to the kernels.
 
         kernel′ = kernel + down up

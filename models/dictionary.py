@@ -113,7 +113,7 @@ class keys(Leaf):
 
     def parameters(self, x: Any) -> dict[str, Parameter]:
         self.flow(x)
-        shape = (len(x.value), x.query.shape[-1])
+        shape = (x.value.shape[0], x.query.shape[-1])
         return {"key": Parameter(shape, fan_out, ("slots", "in"))}
 
     def apply(self, params: Mapping[str, Array], x: Entries, context: Context) -> Entries:

@@ -21,7 +21,7 @@ from jax import Array
 from jax.core import Tracer
 
 from ..combinators import CompositionError, ContextError, Leaf, pointwise, read
-from ..combinators.core.arguments import at_least
+from ..combinators.core.arguments import at_least, is_number
 from ..combinators.core.context import Context
 from ..combinators.core.dtypes import widened
 from ..combinators.core.source import documented
@@ -150,8 +150,7 @@ class keep_top_p(Choice):
             self.check(self.share)
 
     def check(self, share: Any) -> None:
-        number = isinstance(share, (int, float)) and not isinstance(share, bool)
-        if not number or not 0 < share <= 1:
+        if not is_number(share) or not 0 < share <= 1:
             raise CompositionError(f"keep_top_p keeps a share 0 < p <= 1, not {share!r}")
 
     def apply(self, params: Any, x: Array, context: Context) -> Array:

@@ -382,7 +382,7 @@ MODELS: dict[str, Entry] = {
 """The same for the models; what is a function from terms to terms is shown at work."""
 
 TOOLS = {
-    "CompositionError", "ContextError", "Description", "Entries", "Marks", "Parameter",
+    "CompositionError", "Context", "ContextError", "Description", "Entries", "Marks", "Parameter",
     "ParameterError", "Partial", "Range", "Rows", "Scores", "Stepwise", "Term", "TermError",
     "Weights", "alibi_slopes", "axes", "describe", "merge", "observe", "stack", "stepwise",
     "unstack",

@@ -34,7 +34,7 @@ from combinax.train import checkpoint
 
 
 def save_model(folder: Path, version: int) -> None:
-    config = {**CONFIG, "rms_norm_eps": float(version)}
+    config = {**CONFIG, "rms_norm_eps": 2.0**-version}
     shapes = pretrained.declared(pretrained.architecture(config))
     params = map_declared(shapes, lambda leaf: np.full(leaf.shape, version, np.float32))
     tokenizer = Tokenizer(models.WordLevel({str(version): 0}, str(version)))

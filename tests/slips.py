@@ -47,6 +47,13 @@ def run(term: Term, x: Any = X, **context: Any) -> Any:
     return term(term.init(KEY, x, **facts), x, **context)
 
 
+def exported(term: Term) -> Any:
+    """Export the term for an input of floats (t, 4), where t is a symbol."""
+    params = term.init(KEY, X)
+    x = jax.ShapeDtypeStruct(jax.export.symbolic_shape("t, 4"), jnp.float32)
+    return jax.export.export(jax.jit(lambda x: term(params, x)))(x)
+
+
 def stepped(
     term: Term, x: Any = X, rng: Any = None, capacity: int = 8, **context: Any
 ) -> tuple[Any, Any]:

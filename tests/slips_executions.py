@@ -35,6 +35,18 @@ EXECUTED: dict[str, Slip] = {
         lambda: streamed(linear(3), (1, 2, 3)),  # type: ignore[arg-type]
         "block of streamed is a number or a pair, not (1, 2, 3)",
     ),
+    "a stream of a length that is a symbol": Slip(
+        lambda: exported(streamed(HEAD)),
+        "it has t queries and t keys, and a stream cuts numbers of rows into blocks; write "
+        "materialized(…) in place of streamed(…), or export it for one length",
+    ),
+    "a table of positions for a length that is a symbol": Slip(
+        lambda: exported(position_embed(8)), 'constraints=["t <= 8"]'
+    ),
+    "a description for a length that is a symbol": Slip(
+        lambda: exported(lift(lambda x: len(describe(linear(3), x).rows) + x)),
+        "describe takes a known number of rows, and gets (t, 4)",
+    ),
     "a number after the term": Slip(
         lambda: heads(cast(Any, linear(3)), cast(Any, 2)),
         "heads takes the number first: heads(n, linear(3))",

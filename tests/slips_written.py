@@ -257,6 +257,21 @@ WRITTEN: dict[str, Slip] = {
         ]
     },
     "a prefix": Slip(lambda: prefix(-1), "length of prefix is an integer of at least 0, not -1"),
+    "a flag for a sink": Slip(lambda: sink(True), "the score of sink is a number, not True"),
+    "a constant of text": Slip(lambda: constant("a"), "the value of constant is a number, not 'a'"),
+    "a part by a flag": Slip(lambda: pick(True), "pick takes the number of a part, not True"),
+    "a length of a half": Slip(
+        lambda: learned((0.5,)),  # type: ignore[arg-type]
+        "length of learned is an integer of at least 0, not 0.5",
+    ),
+    "waves that are slow and fast": Slip(
+        lambda: by_wavelength(8.0, slow=4.0, fast=4.0, length=100),
+        "slow waves of by_wavelength turn less often than fast ones: slow is 4.0, and fast 4.0",
+    ),
+    "the width of a norm": Slip(
+        lambda: rms_norm(8),
+        "eps of rms_norm is a small number, 0 <= eps < 1, not 8; the width is that of x",
+    ),
     "buckets": Slip(
         lambda: t5_buckets(1), "count of t5_buckets is an integer of at least 4, not 1"
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -12,7 +13,9 @@ import pytest
 from plain import normal, quick
 
 from combinax.combinators import (
+    Bias,
     CompositionError,
+    Parameter,
     aggregate,
     bias,
     by_wavelength,
@@ -100,6 +103,23 @@ def test_marks_that_mix_rows_are_refused(name):
                 term({}, X)
     with pytest.raises(CompositionError, match="an entry of this one mixes or swaps rows"):
         head(mask(mixing))({}, X)
+
+
+@dataclasses.dataclass(frozen=True)
+class from_the_middle(Bias):
+    """A learned number times the distance of a key from the middle one."""
+
+    def parameters(self, x: Any) -> dict[str, Parameter]:
+        return {"rate": Parameter((), jax.nn.initializers.ones, ())}
+
+    def tile(self, operands: Any, marks: Any) -> Any:
+        return operands["rate"] * (marks.key.position - jnp.mean(marks.key.position))
+
+
+def test_a_bias_with_parameters_that_mixes_rows_is_refused():
+    term = head(bias(from_the_middle()))
+    with pytest.raises(CompositionError, match="an entry of this one mixes or swaps rows"):
+        term({"bias": {"rate": jnp.ones(())}}, X)
 
 
 NEAR = np.tri(24, dtype=bool)

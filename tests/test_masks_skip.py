@@ -309,6 +309,14 @@ def test_what_the_context_tells_when_it_runs_is_as_exact(build):
     np.testing.assert_array_equal(found(dict(kernel.context)), parts(kernel.table, 16))
 
 
+def test_one_comparison_of_floats_that_the_context_tells_is_as_exact():
+    """Floats have no bounds: their pairs are asked, even for a single comparison."""
+    earlier = mask(predicate(lambda query, key: key["when"] <= query["when"], ("when",)))
+    when = np.sort(np.random.default_rng(0).random(64).astype(np.float32))
+    found = jax.jit(lambda when: plan([earlier], marks(64), Context({"when": when}), (16, 16)))
+    np.testing.assert_array_equal(found(when), parts(when[None] <= when[:, None], 16))
+
+
 def test_what_costs_more_than_it_saves_is_told():
     """Sixty sines for a pair are more than the products of a head of width 4."""
 

@@ -173,7 +173,7 @@ def bucket(apart, count, reach, bidirectional):
 @pytest.mark.parametrize("count, reach", [(32, 128), (8, 16), (32, 1000), (4, 9), (16, 20)])
 def test_t5_buckets(count, reach, bidirectional):
     """Far past `reach`, too, as the scores that a bias adds."""
-    term = scores(bias(t5_buckets(count, reach, bidirectional)), function=zero)
+    term = scores(bias(t5_buckets(count, reach, bidirectional=bidirectional)), function=zero)
     T = 2 * reach + 40
     x = jnp.zeros((T, 1))
     table = np.arange(count, dtype=np.float32)

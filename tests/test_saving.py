@@ -30,7 +30,7 @@ def version_of_model(path: Path) -> int:
     """The number that stands in all parts of a model."""
     term, params, tokenizer = load(path)
     (found,) = {int(number) for leaf in jax.tree.leaves(params) for number in np.ravel(leaf)}
-    assert f"rms_norm({float(found)})" in repr(term) and f"{float(found)}" in repr(term)
+    assert f"rms_norm({2.0**-found})" in repr(term)
     assert tokenizer.get_vocab() == {str(found): 0}
     return found
 
@@ -114,6 +114,8 @@ def test_a_killed_writer_leaves_the_old_or_the_new(writer):
     writer.check_settled()
 
 
+# Where arrays vanish while orbax reads them, it raises, as it should, and drops its open futures.
+@pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
 def test_two_writers_and_a_reader(writer):
     writer.begin("times", 6)
     assert writer.process.stdout

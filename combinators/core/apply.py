@@ -18,6 +18,7 @@ from .errors import ParameterError
 from .execution import Name, Run, put, select
 from .kinds import show
 from .leaf import Leaf, compute
+from .mesh import on_mesh
 from .parameter import Parameter, is_parameter, map_declared, plain
 from .term import Term
 
@@ -38,8 +39,11 @@ def call(
     names = {name: value for name, value in names.items() if value is not None}
     params = plain(params)
     with placing(term, x):
-        x, names = jax.tree.map(from_numpy, entering(term, x, names))
+        x, names = entering(term, x, names)
+        given, mesh = on_mesh(jax.tree.map(from_numpy, (params, x, names)))
+        params, x, names = given
         declared, _ = declare(term, x, names, declaring)
+    with placing(term, x), mesh:
         run = execution(params, fit(term, declared, params))
         return term.wire(run, x, Context(dict(names))), run.outputs
 

@@ -22,6 +22,8 @@ __all__ = [
     "at_least",
     "boolean",
     "floats",
+    "is_number",
+    "number",
     "one_sequence",
     "positive",
 ]
@@ -102,10 +104,22 @@ def at_least(least: int, term: Any, **numbers: Any) -> None:
             )
 
 
-def positive(what: str, number: Any) -> None:
-    real = isinstance(number, (int, float, np.number)) and not isinstance(number, bool)
-    if not real or not 0 < number < math.inf:
-        raise CompositionError(f"{what} is a positive number, not {told(number)}")
+def is_number(value: Any) -> bool:
+    """Whether a value is a real number, such as 2, 0.5 or np.float32(1); True is none."""
+    real = isinstance(value, (int, float, np.integer, np.floating))
+    return real and not isinstance(value, bool)
+
+
+def number(what: str, value: Any) -> None:
+    """Raise CompositionError unless the value is a real number."""
+    if not is_number(value):
+        raise CompositionError(f"{what} is a number, not {told(value)}")
+
+
+def positive(what: str, value: Any) -> None:
+    """Raise CompositionError unless the value is a number above 0 and below infinity."""
+    if not is_number(value) or not 0 < value < math.inf:
+        raise CompositionError(f"{what} is a positive number, not {told(value)}")
 
 
 def boolean(term: Term, **flags: Any) -> None:

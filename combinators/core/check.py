@@ -13,15 +13,15 @@ import jax.numpy as jnp
 from .context import Context
 from .dtypes import numbered, uncounted
 from .errors import CompositionError, ContextError, ParameterError, brief
-from .kinds import show
+from .kinds import show, spec, symbolic
 from .layers import apart
 from .marks import Range, Rows
 from .parameter import is_parameter
 from .term import Term
 
 __all__ = [
-    "check_context", "check_input", "check_integers", "check_key", "check_names", "check_rows",
-    "entering", "fit", "is_key",
+    "check_context", "check_input", "check_integers", "check_key", "check_names", "check_numbers",
+    "check_rows", "entering", "fit", "is_key",
 ]  # fmt: skip
 
 OPTIONAL = frozenset({"rng", "positions"})
@@ -32,6 +32,15 @@ def check_input(x: Any) -> None:
     """Raise CompositionError for a list of numbers or a string, which have no shape."""
     if isinstance(x, (list, str)) and not any(hasattr(v, "shape") for v in jax.tree.leaves(x)):
         raise CompositionError(f"x is an array, not a {show(x)}: write jnp.array(…) of numbers")
+
+
+def check_numbers(what: str, x: Any) -> None:
+    """What takes a known number of rows."""
+    if any(symbolic(jnp.shape(leaf)) for leaf in jax.tree.leaves(x)):
+        raise CompositionError(
+            f"{what} takes a known number of rows, and gets {show(spec(x))}, whose length is a "
+            "symbol: give it numbers"
+        )
 
 
 def entering(term: Term, x: Any, names: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:

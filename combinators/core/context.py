@@ -7,6 +7,7 @@ such as `precision` and `heads` set the `Scope`, which tells the stages inside t
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-__all__ = ["Context", "Execution", "Head", "Precision", "Scope"]
+__all__ = ["Context", "Execution", "Head", "OwnNames", "Precision", "Scope"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +65,26 @@ class Execution:
     pin: str = ""
     block: tuple[int, int] | None = None
     copies: int = 1
+
+
+class OwnNames:
+    """The `__signature__` of what is called with keywords that are a user's own names.
+
+    JAX names what it traces by the signature, and there takes a keyword for the parameter of its
+    name, even one before the slash. So it is shown `*arguments_` in place of those.
+    """
+
+    shown = inspect.Signature(
+        [
+            inspect.Parameter("arguments_", inspect.Parameter.VAR_POSITIONAL),
+            inspect.Parameter("context", inspect.Parameter.VAR_KEYWORD),
+        ]
+    )
+
+    def __get__(self, instance: Any, owner: type) -> inspect.Signature:
+        if instance is None:  # a class has the signature by which it is made
+            raise AttributeError("__signature__")
+        return self.shown
 
 
 def static(default: Any) -> Any:

@@ -16,7 +16,7 @@ from jax.core import Tracer
 
 from .arguments import NOTHING
 from .check import check_context, check_input, check_rows, entering, is_key
-from .context import Context
+from .context import Context, OwnNames
 from .errors import CompositionError, Line, ParameterError, TermError, brief
 from .execution import Name, Run, put
 from .guards import check_hashable
@@ -173,6 +173,7 @@ class Init:
     """`term.init`: a pure function that equals, and hashes like, that of an equal term."""
 
     term: Term
+    __signature__ = OwnNames()
 
     def __call__(self, rng: Any, x: Any = NOTHING, /, **context: Any) -> dict[str, Any]:
         leaves = jax.tree.leaves(x)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import jax
 
 from .context import Context, Head
+from .mesh import divided_alike
 
 __all__ = ["Form", "Name", "Run", "put", "select"]
 
@@ -105,9 +106,10 @@ class Run:
             return y, run.kept()
 
         mapped = (axes, axis, 0, 0 if copies else None)
+        values = divided_alike((arguments, x, given, head), mapped)
         if copies:
-            inner.look(one, (arguments, x, given, head), mapped)
-        y, kept = jax.vmap(one, mapped, axis_size=size)(arguments, x, given, head)
+            inner.look(one, values, mapped)
+        y, kept = jax.vmap(one, mapped, axis_size=size)(*values)
         self.outputs = put(self.outputs, form.names[0], inner.regain(kept, copies, size))
         return y
 

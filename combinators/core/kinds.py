@@ -12,7 +12,7 @@ import numpy as np
 from .errors import brief
 from .records import Entries, Scores, Weights
 
-__all__ = ["Width", "fits", "mistaken", "show", "spec", "told"]
+__all__ = ["Width", "fits", "mistaken", "show", "spec", "symbolic", "told"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +35,11 @@ def spec(value: Any) -> Any:
         return jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf))
 
     return jax.tree.map(one, value)
+
+
+def symbolic(shape: tuple[Any, ...]) -> bool:
+    """Whether a length is a symbol of `jax.export`, which stands for many numbers."""
+    return not all(isinstance(length, (int, np.integer)) for length in shape)
 
 
 def fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:

@@ -13,6 +13,7 @@ from jax import Array
 from .context import Context
 from .dtypes import row_numbers
 from .errors import CompositionError, ContextError
+from .mesh import undivided
 
 __all__ = ["Marks", "Range", "Rows"]
 
@@ -98,7 +99,7 @@ class Rows:
 
     @property
     def length(self) -> int:
-        return len(self.index) if isinstance(self.index, Array) else self.index.length
+        return self.index.shape[0] if isinstance(self.index, Array) else self.index.length
 
     def read(
         self, names: tuple[str, ...], context: Mapping[str, Any], side: str, other: tuple[str, ...]
@@ -141,7 +142,9 @@ class Rows:
             if value is None:
                 return None
             value = numbers(value)
-            return jnp.expand_dims(value, 1 - axis) if value.ndim == 1 else value
+            if value.ndim != 1:
+                return value
+            return jnp.expand_dims(undivided(value) if axis else value, 1 - axis)
 
         facts = {name: lay(value) for name, value in self.facts.items()}
         span = None if isinstance(self.index, Array) else self.index

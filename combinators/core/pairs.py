@@ -20,16 +20,17 @@ from .marks import Marks
 __all__ = ["check_pairs"]
 
 
-def check_pairs(what: str, function: Callable[[Any, Any], Any], marks: Marks) -> None:
-    """Raise CompositionError unless a function of marks gives one entry per pair.
+def check_pairs(what: str, function: Callable[..., Any], marks: Marks, *operands: Any) -> None:
+    """Raise CompositionError unless `function(*operands, query, key)` gives one entry per pair.
 
-    `marks` are spread: metadata of queries is (T, 1), of keys (1, S).
+    `marks` are spread: metadata of queries is (T, 1), of keys (1, S). Operands are the same for all
+    pairs.
     """
-    leaves, tree = jax.tree.flatten(marks)
+    leaves, tree = jax.tree.flatten((marks, operands))
     outline = tuple(jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
-    shape, axes = traced(function, outline, tree)
+    shape, axes = traced(function, outline, tree, len(jax.tree.leaves(marks)))
     reads = tuple(map(bool, axes))
-    table = len(marks.query.position), marks.key.position.shape[1]
+    table = marks.query.position.shape[0], marks.key.position.shape[1]
     if len(shape) == 2:
         sides = zip(shape, table, reads, strict=True)
         reduced = any(size == 1 != n and read for size, n, read in sides)
@@ -49,13 +50,16 @@ def check_pairs(what: str, function: Callable[[Any, Any], Any], marks: Marks) ->
 
 @lru_cache(maxsize=512)
 def traced(
-    function: Callable[[Any, Any], Any], outline: tuple[Any, ...], tree: Any
+    function: Callable[..., Any], outline: tuple[Any, ...], tree: Any, count: int
 ) -> tuple[tuple[int, ...], tuple[frozenset[int], frozenset[int]]]:
-    """The shape of a function of marks, and the axes along which queries and keys vary it."""
+    """The shape of a function of marks, and the axes along which queries and keys vary it.
+
+    The first `count` leaves are those of marks, the others operands.
+    """
 
     def table(leaves: Any) -> Any:
-        marks = jax.tree.unflatten(tree, leaves)
-        return jnp.asarray(function(marks.query, marks.key))
+        marks, operands = jax.tree.unflatten(tree, leaves)
+        return jnp.asarray(function(*operands, marks.query, marks.key))
 
     closed, made = jax.make_jaxpr(table, return_shape=True)(list(outline))
 
@@ -66,6 +70,7 @@ def traced(
             spread = leaf.ndim == 2 and leaf.shape[1 - side] == 1
             return frozenset({side if spread else UNKNOWN})
 
-        return axes_of(closed.jaxpr, [*map(begin, outline)])[0]
+        operands = [frozenset()] * (len(outline) - count)
+        return axes_of(closed.jaxpr, [*map(begin, outline[:count]), *operands])[0]
 
     return made.shape, (varies(0), varies(1))

@@ -28,7 +28,7 @@ from typing import (
 import jax
 import numpy as np
 
-from .context import Context
+from .context import Context, OwnNames
 from .errors import CompositionError
 from .execution import Name, Run
 from .guards import ARRAYS, check_class
@@ -56,6 +56,7 @@ class Term(Generic[In, Out]):
     Terms compose with `@` (after), add with `+`, repeat with `**`.
     """
 
+    __signature__ = OwnNames()
     word: ClassVar[str] = ""
     __array_ufunc__: ClassVar[None] = None  # NumPy leaves operators to the term
     parts: tuple[Term, ...]

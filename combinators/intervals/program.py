@@ -64,10 +64,12 @@ class Program:
 
         One comparison `a <= b` is decided by the bounds of a and b. Two comparisons may each hold
         for some pair of a block, and both for none. For `a == b`, bounds that overlap need not
-        share a number.
+        share a number. Floats have no bounds.
         """
-        pairs = zip(self.given, late, strict=True)
-        given = sum(is_late and leaf.dtype == np.bool_ for leaf, is_late in pairs)
+        kinds = [leaf.dtype for leaf, is_late in zip(self.given, late, strict=True) if is_late]
+        if not all(map(is_whole, kinds)):
+            return False
+        given = sum(kind == np.bool_ for kind in kinds)
         return given + truths(self.closed.jaxpr, late)[0] < 2
 
     def seen(self, computing: bool) -> Maybe:

@@ -21,7 +21,8 @@ from jax.typing import ArrayLike
 from ..compose import Compose
 from ..core.apply import call
 from ..core.arguments import as_term, at_least
-from ..core.check import check_integers, check_names, entering
+from ..core.check import check_integers, check_names, check_numbers, entering
+from ..core.context import OwnNames
 from ..core.dtypes import row_numbers
 from ..core.errors import CompositionError, ContextError, ParameterError
 from ..core.kinds import show, spec
@@ -77,6 +78,7 @@ class Stepper:
     """`stepwise(term).step`, which equals, and hashes like, that of an equal term."""
 
     term: Term
+    __signature__ = OwnNames()
 
     def __call__(
         self, params: Any, state: State, x: Any, /, *, positions: ArrayLike | None = None,
@@ -87,6 +89,7 @@ class Stepper:
                 "step takes parameters, then the state that start or the last step gave, and then "
                 "rows: step(params, state, x)"
             )
+        check_numbers("a step", x)
         for name in sorted(state["given"].keys() & context.keys()):
             raise ContextError(
                 f"{name} was given to start, which reads it for all steps: leave it out of step"

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.marks import Marks, Range, Rows
+from ..core.mesh import compiler_divides, explicit_array
 from ..intervals.program import Program
 from ..intervals.span import namespace
 from ..intervals.three_valued import Maybe
@@ -74,6 +75,22 @@ def survey(
         return Plan(np.full(counts, ALL, np.int8))
     seen = functools.reduce(operator.and_, predicates)
     marks = with_facts(marks, seen, context)
+    like = explicit_array(marks)
+    if like is None:
+        return survey_of(seen, marks, block, affordable)
+    undecided = []
+
+    def parts(marks: Marks) -> Any:
+        found = survey_of(seen, marks, block, affordable)
+        undecided.append(found.undecided)
+        return found.parts
+
+    return Plan(compiler_divides(parts, like, 0)(marks), *undecided)
+
+
+def survey_of(seen: Predicate, marks: Marks, block: tuple[int, int], affordable: float) -> Plan:
+    """`survey` of one predicate on marks that lie on no explicit mesh."""
+    counts = blocks_of(marks, block)
     whole, numbered = along_sides(marks, seen.tables), ranges(marks)
     program = program_of(seen, whole)
     if any(map(is_traced, jax.tree.leaves(whole))):

@@ -13,17 +13,14 @@ from typing import Any
 import jax
 
 from ..core.apply import Apply
-from ..core.arguments import as_term, at_least
 from ..core.context import Context, Execution
 from ..core.errors import CompositionError
 from ..core.execution import Run
-from ..core.kinds import told
+from ..core.kinds import symbolic
 from ..core.lookup import Lookup, inner
 from ..core.records import Entries
-from ..core.term import Term, form
 from ..project import Project, slots
 from ..union import Union
-from ..wrappers import Wrapper
 from .grid import Grid
 from .kernels import by_kernel
 from .linear_attention import in_part
@@ -31,7 +28,7 @@ from .recognize import Step, Streamed, streamed_form
 from .sweep import batch_per_tile
 from .tiled import Captured, answer, leading, opened, planned
 
-__all__ = ["Choose", "Decision", "decide", "materialized", "inside_copies", "streamed"]
+__all__ = ["Choose", "Decision", "decide", "inside_copies"]
 
 BLOCKS = (512, 256), (256, 256), (128, 128)
 """Queries and keys of a tile: large tiles run fastest, small tiles skip more hidden pairs."""
@@ -119,13 +116,14 @@ class Question:
 def question(stream: Streamed, run: Run, x: Any, context: Context) -> Question | None:
     """The question of a stream; None if every dictionary gives a table of scores."""
     if isinstance(x, Entries):
-        return Question(x, stream.first.tiled if stream.first else (), len(x.key))
+        return Question(x, stream.first.tiled if stream.first else (), x.key.shape[0])
     values = opened(stream, run, x, context)
+    entries = [value for value in values if isinstance(value, Entries)]
+    keys = sum(value.key.shape[0] for value in entries)
+    if symbolic((keys,)):
+        return Question(entries[0], (), keys)
     lead = leading(stream, values)
-    if lead is None:
-        return None
-    keys = sum(len(value.key) for value in values if isinstance(value, Entries))
-    return Question(values[lead], stream.branches[lead].tiled, keys)
+    return None if lead is None else Question(values[lead], stream.branches[lead].tiled, keys)
 
 
 def asks(form: Any, lookup: Lookup, x: Any) -> bool:
@@ -142,7 +140,7 @@ def decide(form: Any, lookup: Lookup, x: Any, context: Context, run: Run) -> Dec
     """
     execution = context.scope.execution
     stream = streamed_form(form, lookup)
-    if isinstance(x, Entries) and not execution.copies * len(x.query) * len(x.key):
+    if isinstance(x, Entries) and 0 in (execution.copies, x.query.shape[0], x.key.shape[0]):
         return Decision("there is nothing to stream")
     if isinstance(stream, str):
         if execution.pin == "streamed":
@@ -156,7 +154,10 @@ def decide(form: Any, lookup: Lookup, x: Any, context: Context, run: Run) -> Dec
     asked = question(stream, run, x, context)
     if asked is None:
         return Decision("its dictionaries give tables")
-    table = len(asked.entries.query) * asked.keys
+    lengths = asked.entries.query.shape[0], asked.keys
+    if symbolic(lengths):
+        return undecided(lengths, execution.pin)
+    table = math.prod(lengths)
     tables = execution.copies * table
     if not tables:
         return Decision("there is nothing to stream")
@@ -175,6 +176,17 @@ def decide(form: Any, lookup: Lookup, x: Any, context: Context, run: Run) -> Dec
     return Decision("the table is large", stream, grid)
 
 
+def undecided(lengths: tuple[Any, Any], pin: str) -> Decision:
+    """How a lookup runs whose lengths are symbols: no grid can be drawn without numbers."""
+    if pin == "streamed":
+        raise CompositionError(
+            f"this lookup cannot be streamed: it has {lengths[0]} queries and {lengths[1]} keys, "
+            "and a stream cuts numbers of rows into blocks; write materialized(…) in place of "
+            "streamed(…), or export it for one length"
+        )
+    return Decision("its lengths are symbols", pinned=pin == "materialized")
+
+
 def best(stream: Streamed, asked: Question, context: Context, execution: Execution) -> Grid:
     """The pinned grid, or the cheapest of those with blocks in BLOCKS."""
     x, steps = asked.entries, asked.steps
@@ -182,7 +194,7 @@ def best(stream: Streamed, asked: Question, context: Context, execution: Executi
         return planned(steps, x, context, execution.block)
     grids: list[Grid] = []
     for block in BLOCKS:
-        if grids and len(x.query) * len(x.key) > LIMITS.blocks * math.prod(block):
+        if grids and x.query.shape[0] * x.key.shape[0] > LIMITS.blocks * math.prod(block):
             break
         grid = planned(steps, x, context, block)
         grids.append(grid.widened() if stream.features is None else grid)
@@ -235,81 +247,5 @@ class Choose(Apply):
 def inside_copies(context: Context, size: int) -> Context:
     """The context inside `size` copies of a term."""
     execution = context.scope.execution
+    size = 1 if symbolic((size,)) else size
     return context.within(execution=dataclasses.replace(execution, copies=execution.copies * size))
-
-
-# Pins
-
-
-class Pin(Wrapper):
-    """A form that fixes the execution of the lookups inside it."""
-
-    term: Term
-
-    def changes(self) -> dict[str, Any]:
-        """The fields of Execution that it sets."""
-        raise NotImplementedError
-
-    def wire(self, run: Run, x: Any, context: Context) -> Any:
-        execution = dataclasses.replace(context.scope.execution, **self.changes())
-        return run.part(self, 0, x, context.within(execution=execution))
-
-
-@form
-class Materialized(Pin):
-    """See `materialized`."""
-
-    term: Term
-    word = "materialized"
-
-    def changes(self) -> dict[str, Any]:
-        return {"pin": "materialized", "block": None}
-
-
-@form
-class Stream(Pin):
-    """See `streamed`."""
-
-    term: Term
-    block: tuple[int, int] | None = None
-    word = "streamed"
-
-    def changes(self) -> dict[str, Any]:
-        return {"pin": "streamed", "block": self.block}
-
-
-def materialized(term: Term) -> Term:
-    """The same term, each of its lookups on one table of scores (T, S).
-
-    >>> from combinax.combinators import linear
-    >>> materialized(linear(3))
-    materialized(linear(3))
-    """
-    return Materialized(as_term(term, "materialized"))
-
-
-def streamed(term: Term, block: int | tuple[int, int] | None = None) -> Term:
-    """The same term, each of its lookups streamed: exact, in memory O(T + S) (Dao et al. 2022).
-
-    `block` is the size of a tile, (queries, keys) or one number for both. Without it, the cheapest
-    of several sizes is chosen.
-
-    Raises CompositionError for a block below 1. Running a lookup that cannot be streamed raises
-    CompositionError with the reason.
-
-    >>> from combinax.combinators import aggregate, normalize, project, score, scaled_dot, softmax
-    >>> head = aggregate() @ normalize(softmax) @ score(scaled_dot) @ project(4)
-    >>> import jax, jax.numpy as jnp
-    >>> x = jnp.ones((5, 4))
-    >>> params = head.init(jax.random.key(0), x)
-    >>> bool(jnp.allclose(streamed(head, 2)(params, x), head(params, x)))
-    True
-    """
-    term = as_term(term, "streamed")
-    sizes = (block, block) if isinstance(block, int) else block
-    if sizes is not None:
-        if not isinstance(sizes, tuple) or len(sizes) != 2:
-            raise CompositionError(f"block of streamed is a number or a pair, not {told(block)}")
-        for size in sizes:
-            at_least(1, "streamed", block=size)
-    return Stream(term, sizes)

@@ -16,10 +16,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.core import ShapedArray
+from jax.core import Tracer
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from ..core.mesh import compiler_divides, lowering, partitions, type_like, varying_alike
+from .grid import Side
 from .sweep import Fold, Sum, Sweep, put_in, taken
 
 __all__ = ["fold"]
@@ -49,18 +51,30 @@ def sweeping(name: str) -> Primitive:
     """A primitive that runs a sweep.
 
     A CPU runs groups of batch elements one after the other, so that a tile stays in the cache.
-    Other platforms run all batch elements side by side.
+    Other platforms run all batch elements side by side. So does a CPU where the compiler divides
+    them among devices: in a loop over batch elements each device would need all of them.
     """
     primitive = Primitive(name)
     primitive.multiple_results = True
-    primitive.def_impl(jax.jit(primitive.bind, static_argnames="what"))
+
+    @partial(jax.jit, static_argnames="what")
+    def compiled(*operands: Array, what: Sweep) -> list[Array]:
+        if any(isinstance(x, Tracer) for x in operands):
+            return primitive.bind(*operands, what=what)
+        return one_after_other(*operands, what=what)  # under jax.disable_jit
+
+    together, alone = lowering(side_by_side), lowering(one_after_other)
+
+    def on_cpu(context: Any, *operands: Any, what: Sweep) -> Any:
+        rule = alone if partitions(context) == 1 else together
+        return rule(context, *operands, what=what)
+
+    primitive.def_impl(compiled)
     primitive.def_abstract_eval(
-        lambda *_, what: [ShapedArray(s.shape, s.dtype) for s in what.shapes]
+        lambda *operands, what: [type_like(operands[0], s.shape, s.dtype) for s in what.shapes]
     )
     batching.primitive_batchers[primitive] = partial(batch, primitive)
-    everywhere = mlir.lower_fun(side_by_side, multiple_results=True)
-    mlir.register_lowering(primitive, everywhere)
-    on_cpu = mlir.lower_fun(one_after_other, multiple_results=True)
+    mlir.register_lowering(primitive, together)
     mlir.register_lowering(primitive, on_cpu, platform="cpu")
     return primitive
 
@@ -102,4 +116,7 @@ ad.primitive_jvps[tile_fold] = fold_tangent
 
 def fold(what: Fold, operands: Sequence[Any]) -> list[Array]:
     """The results of a fold. Its derivatives of every order and its vmap are sweeps as well."""
-    return tile_fold.bind(*operands, what=what)
+    pairs = zip(operands, what.inputs, strict=True)
+    rows = next(x for x, slicing in pairs if slicing.side is Side.ROWS)
+    run = compiler_divides(partial(tile_fold.bind, what=what), rows)
+    return run(*varying_alike(operands))

@@ -20,9 +20,9 @@ from ..core.marks import Range
 from ..core.records import Entries
 from ..logic import Both
 from ..mask import mask
-from ..normalize import softmax
 from ..predicates import causal, window
 from ..score import dot, scaled_dot, score
+from ..softmax import softmax
 from .recognize import Streamed
 
 __all__ = ["by_kernel"]
@@ -47,7 +47,7 @@ def cudnn(query: Array, key: Array, value: Array, **options: Any) -> Array:
 
 def kernel_options(stream: Streamed, x: Entries) -> dict[str, Any] | None:
     """The options of `jax.nn.dot_product_attention` that compute this lookup; None if none do."""
-    rows = Range(0, len(x.query))
+    rows = Range(0, x.query.shape[0])
     in_order = (x.marks.query.position, x.marks.key.position) == (rows, rows)
     kinds = {(part.dtype, part.shape) for part in (x.query, x.key, x.value)}
     ((kind, (_, width)), *others) = kinds

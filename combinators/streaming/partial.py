@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from ..core.marks import record
-from ..normalize import Streaming
+from ..softmax import Streaming
 
 __all__ = ["Partial", "merge"]
 

@@ -21,9 +21,10 @@ from ..core.lookup import Lookup, inner
 from ..core.term import Term
 from ..dropout import dropout
 from ..mask import mask
-from ..normalize import Elementwise, LogSumExp, Streaming, normalize, row_sum, softmax
+from ..normalize import Elementwise, normalize
 from ..primitives import Source, identity, pointwise
 from ..score import features, score
+from ..softmax import LogSumExp, Streaming, row_sum, softmax
 from ..union import Union
 from ..wrappers import Wrapper
 

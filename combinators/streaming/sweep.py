@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from ..core.dtypes import wide
+from ..core.kinds import symbolic
 from .grid import Grid, Slicing
 from .walk import Body, Walk
 
@@ -119,7 +120,8 @@ class Sweep:
         for axis, size in reversed(list(enumerate(self.sizes))):  # the last axis is contiguous
             if self.grid.plan is None and self.inputs[0].batch[axis]:
                 continue
-            divisors = (n for n in range(1, 2 * room) if size % n == 0)
+            most = 2 if symbolic((size,)) else 2 * room
+            divisors = (n for n in range(1, most) if size % n == 0)
             number = min(divisors, key=lambda n: abs(n - room))
             what, room = what.grouped(axis, number), max(room // number, 1)
         return what

@@ -26,7 +26,7 @@ from ..core.marks import Marks, Range, Rows, numbers
 from ..core.parameter import is_parameter
 from ..core.records import Entries, Scores, Weights
 from ..mask import mask
-from ..normalize import LogSumExp, lowest
+from ..softmax import LogSumExp, lowest
 from ..wrappers import Everywhere
 from .block_pairs import tile_of
 from .block_plan import survey
@@ -113,7 +113,7 @@ def restricted(tree: Any, steps: Sequence[Step]) -> Any:
 
 def planned(steps: Sequence[Step], x: Entries, context: Context, block: tuple[int, int]) -> Grid:
     """The grid of a table whose blocks have at most `block` rows and columns."""
-    shape = len(x.query), len(x.key)
+    shape = x.query.shape[0], x.key.shape[0]
     block = min(block[0], shape[0]), min(block[1], shape[1])
     # Deciding a pair must not cost more than a pair of attention: two products, one exponential.
     affordable = x.query.shape[-1] + x.value.shape[-1] + EXPONENTIAL
