@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from combinax.train import __main__ as command
 from combinax.train import checkpoint, interrupt, tasks
+from combinax.train.commands import prompt, terminal, writing
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signal")
 
@@ -24,7 +25,7 @@ def learned(folder: Path, vocabulary: str = "abc") -> Path:
     """A run of `text` that learned nothing."""
     folder.mkdir(parents=True, exist_ok=True)
     term = tasks.language(len(vocabulary), 16)
-    words = dict(vocabulary=vocabulary, width=16, length=8, term=repr(term))
+    words = dict(vocabulary=vocabulary, width=16, layers=2, heads=4, length=8, term=repr(term))
     checkpoint.save(folder, term.init(jax.random.key(0), jnp.arange(3)), words)
     return folder
 
@@ -141,7 +142,7 @@ def test_ctrl_c_ends_a_conversation(monkeypatch, capsys):
 
     monkeypatch.setattr("builtins.input", read)
     before = signal.getsignal(signal.SIGINT)
-    assert list(command.typed()) == ["Hello!"]
+    assert list(writing.typed()) == ["Hello!"]
     assert capsys.readouterr().out == "\n" and signal.getsignal(signal.SIGINT) is before
 
 
@@ -170,14 +171,14 @@ def test_control_characters_in_names_are_shown_escaped(words):
 
 
 def test_names_as_they_are_shown():
-    assert command.escaped("é ∘ \n 日本") == "é ∘ \n 日本"
-    assert command.escaped("\t\r\x00\udc80\\") == r"\t\r\x00\udc80" + "\\"
+    assert terminal.escaped("é ∘ \n 日本") == "é ∘ \n 日本"
+    assert terminal.escaped("\t\r\x00\udc80\\") == r"\t\r\x00\udc80" + "\\"
 
 
 def test_a_picture_is_named_as_it_can_be_shown(monkeypatch):
     screen = io.StringIO()
-    monkeypatch.setattr(command, "console", command.Console(file=screen, width=200))
-    command.show(Path(ESCAPE, "x.png"))
+    monkeypatch.setattr(terminal, "console", terminal.Console(file=screen, width=200))
+    terminal.show(Path(ESCAPE, "x.png"))
     assert screen.getvalue() == f"picture: {SHOWN}/x.png\n"
 
 
@@ -188,7 +189,7 @@ def test_a_picture_is_named_as_it_can_be_shown(monkeypatch):
     "vocabulary, opening", [("\n ab", "\n"), (" ab", " "), ("abc", "a"), ("\x00\n", "\n")]
 )
 def test_a_sample_begins_with_what_its_text_has(vocabulary, opening):
-    assert command.opening(vocabulary) == opening
+    assert prompt.opening(vocabulary) == opening
 
 
 def test_a_sample_of_the_last_run_needs_no_words(tmp_path, monkeypatch):

@@ -107,6 +107,19 @@ OTHERS = {
         "an optimizer is a transformation of optax such as optax.adam(1e-3), not optax.adam",
     ),
     "a rate": (dict(optimizer=0.1), "such as optax.adam(1e-3), not 0.1"),
+    "optimizer and params swapped": (
+        dict(optimizer=jnp.zeros(()), params=SGD),
+        "optimizer and params are swapped: write fit(loss, optimizer, params, batches, steps)",
+    ),
+    "parameters for an optimizer": (
+        dict(optimizer={"w": np.ones(999)}),
+        "such as optax.adam(1e-3), not {'w': array([1., 1.,",
+    ),
+    "a number to keep": (dict(keep=1), "keep is a function, not 1"),
+    "a number to stop": (dict(stop=1), "stop is a function, not 1"),
+    "a score": (dict(evaluate=0.5), "evaluate is a function, not 0.5"),
+    "never evaluated": (dict(every=0), "every=0, skips=20"),
+    "no skips": (dict(skips=None), "every=100, skips=None"),
     "no loss": (dict(loss=0.5), "loss is a function, not 0.5"),
     "a report": (dict(report="yes"), "report is a function, not 'yes'"),
     "integers": (

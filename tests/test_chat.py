@@ -22,7 +22,6 @@ from combinax.models.files import smollm2
 from combinax.models.gguf_file import read
 from combinax.models.pretrained import chat_template
 from combinax.train import __main__ as command
-from combinax.train.tasks import train
 
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 KEY = jax.random.key(0)
@@ -222,7 +221,8 @@ def test_missing_weights(monkeypatch):
 def test_a_missing_extra(words, monkeypatch):
     for module in ("models.chat", "train.transfer", "models.pretrained"):
         monkeypatch.delitem(sys.modules, f"combinax.{module}", raising=False)
-    for parent, name in ((models, "chat"), (train, "transfer"), (models, "pretrained")):
+    package = sys.modules["combinax.train"]
+    for parent, name in ((models, "chat"), (package, "transfer"), (models, "pretrained")):
         monkeypatch.delattr(parent, name, raising=False)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     done = CliRunner().invoke(command.app, words)

@@ -2,6 +2,8 @@
 
 import io
 import math
+import re
+import signal
 from functools import partial
 from typing import Any
 
@@ -12,10 +14,11 @@ import optax
 import pytest
 from rich.console import Console
 
-from combinax.combinators import dropout, each, linear
+from combinax.combinators import dropout, each, linear, precision
 from combinax.train import loop
-from combinax.train.loop import Record, bar, fit, start, step
+from combinax.train.loop import Record, fit, start, step
 from combinax.train.loss import cross_entropy
+from combinax.train.progress import bar
 
 RNG = jax.random.key(0)
 TERM = linear(3) @ dropout(0.5)
@@ -198,6 +201,197 @@ def test_typed_keys_and_integers_in_the_optimizer_survive():
     assert np.isfinite(history.loss).all()
 
 
+def test_so_many_skipped_steps_in_a_row_end_the_run():
+    """However many steps stand in a dispatch; a sound step in between counts from 0 again."""
+
+    def planted(s):
+        x, y = rows(s)
+        return (x, y) if s not in (2, 4, 5, 6, 7) else (x, np.full_like(y, s * np.nan))
+
+    run = partial(fit, squares, ADAM, jnp.zeros(2), planted, 20, rng=RNG, skips=3)
+    for size in (1, 2, 5, 20):
+        params, history = run(steps_per_dispatch=size)
+        same(params, fit(squares, ADAM, jnp.zeros(2), planted, 7, rng=RNG)[0])
+        assert history.reason == "since 3 steps in a row were skipped, the last of them step 6"
+        assert history.skipped == (2, 4, 5, 6) and history.loss.shape == (7,)
+        same(history.offending, planted(6))
+
+
+# held-out data
+
+
+def test_evaluations_and_early_stop():
+    """At exact steps, whatever a dispatch holds: Σ w falls past −0.8, which is the best score."""
+    seen = []
+
+    def evaluate(params):
+        seen.append(params.shape)
+        return jnp.abs(jnp.sum(params) + 0.8)
+
+    runs = [
+        fit(
+            squares, SGD, jnp.zeros(2), rows, 50, rng=RNG, steps_per_dispatch=size,
+            evaluate=evaluate, every=3, stop=loop.patience(2),
+        )
+        for size in (1, 2, 20)
+    ]  # fmt: skip
+    same(runs[0][0], runs[1][0])
+    assert runs[0][1].held_out == runs[1][1].held_out == runs[2][1].held_out
+    steps, scores = zip(*runs[0][1].held_out, strict=True)
+    assert steps == tuple(range(3, steps[-1] + 1, 3)) and steps[-1] < 50
+    assert runs[0][1].reason == loop.SETTLED and len(runs[0][1].loss) == steps[-1]
+    assert min(scores) == scores[-3] and len(seen) == 3 * len(steps)
+    _, whole = fit(squares, SGD, jnp.zeros(2), rows, 7, rng=RNG, evaluate=evaluate, every=3)
+    assert [step for step, _ in whole.held_out] == [3, 6, 7] and not whole.stopped
+
+
+@pytest.mark.parametrize(
+    "scores, best, ends",
+    [
+        ([], min, False), ([1.0], min, False), ([1.0, 1.0], min, True), ([1.0, 0.9], min, False),
+        ([1.0, 0.9], max, True), ([math.nan], min, True), ([math.nan, 1.0], min, False),
+        ([1.0, math.nan], min, True),
+    ],
+)  # fmt: skip
+def test_patience(scores, best, ends):
+    assert loop.patience(1, best)(scores) is ends
+
+
+def test_patience_errors():
+    with pytest.raises(ValueError, match="patience is 1 evaluation or more; got 0"):
+        loop.patience(0)
+
+
+# what is donated
+
+
+def test_the_state_is_donated_and_what_was_handed_in_is_not():
+    params = {"w": jnp.ones(2), "same": jnp.ones(2)}
+    twice = optax.contrib.schedule_free_sgd(0.1)  # holds the parameters a second time
+    loss = lambda p, b, rng: squares(p["w"] + 0 * p["same"], b, rng)  # noqa: E731
+    kept = []
+    state = start(twice, params, RNG)
+    held = jax.tree.leaves(state.params)
+    state, _ = loop.proceed(
+        loss, twice, state, rows, 4, steps_per_dispatch=2, every=2,
+        keep=lambda state, scores: kept.append(jax.device_get(state.params)),
+    )  # fmt: skip
+    assert all(leaf.is_deleted() for leaf in held)
+    assert not any(leaf.is_deleted() for leaf in [*jax.tree.leaves((params, state)), RNG])
+    assert differ(kept[0], kept[1]) and len(kept) == 2
+    same(kept[1], state.params)
+
+
+def test_an_interrupt_during_a_dispatch_loses_nothing(monkeypatch):
+    """The state before is gone by then; the one after is kept."""
+    real = loop.dispatch
+
+    def pressed(*arguments):
+        result = real(*arguments)
+        if arguments[4].sum() == 1:  # the last group
+            signal.raise_signal(signal.SIGINT)
+        return result
+
+    monkeypatch.setattr(loop, "dispatch", pressed)
+    params, history = fit(squares, ADAM, jnp.zeros(2), rows, 5, rng=RNG, steps_per_dispatch=2)
+    same(params, fit(squares, ADAM, jnp.zeros(2), rows, 5, rng=RNG)[0])
+    assert len(history.loss) == 5 and not history.stopped
+    monkeypatch.setattr(
+        loop, "dispatch", lambda *a: (signal.raise_signal(signal.SIGINT), real(*a))[1]
+    )
+    params, history = fit(squares, ADAM, jnp.zeros(2), rows, 5, rng=RNG, steps_per_dispatch=2)
+    assert len(history.loss) == 2 and history.reason == loop.BY_HAND
+    assert np.isfinite(params).all()
+
+
+# micro-batches, types, remat
+
+
+def whole_numbers(params, batch, rng):
+    """Ten a target of the first kind, 3.75 of the second: sums 10 over 2 and 30 over 8 …"""
+    values, counts = batch
+    return params * jnp.sum(values), jnp.sum(counts)
+
+
+def test_accumulation_is_weighted_by_targets():
+    batch = (np.array([10.0, 30.0], np.float32), np.array([2, 8]))
+    halves = loop.accumulated(whole_numbers, 2)
+    total, count = halves(jnp.float32(1), batch, RNG)
+    assert (total, count) == (40, 10)
+    state, record = step(halves, SGD, start(SGD, jnp.float32(1), RNG), batch)
+    assert record.loss == 4 and record.targets == 10
+    np.testing.assert_allclose(state.params, 1 - 0.1 * 4.0)  # the gradient of the mean is the mean
+
+
+def test_accumulation_changes_no_gradient():
+    """Against the whole batch: sums in another order, a few ulp."""
+    batch = (np.ones((6, 4), np.float32) * np.arange(24).reshape(6, 4) / 24, classes(0)[1])
+    batch[1][:2] = -100  # the first part of three has nothing to count
+    plain = lambda p, b, rng: cross_entropy(each(linear(3))(p, b[0]), b[1])  # noqa: E731
+    params = linear(3).init(RNG, jnp.ones(4))
+    of = lambda loss: jax.grad(lambda p: 2 * loss(p, batch, RNG)[0])(params)  # noqa: E731
+    for parts in (1, 2, 3, 6):
+        jax.tree.map(
+            partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6),
+            of(loop.accumulated(plain, parts)), of(plain),
+        )  # fmt: skip
+
+
+def test_every_part_has_randomness_of_its_own():
+    drawn = lambda p, b, rng: (jax.random.uniform(rng) * jnp.sum(b), 1)  # noqa: E731
+    for i in range(2):
+        batch = np.arange(2) == i
+        total, _ = loop.accumulated(drawn, 2)(0.0, batch, RNG)
+        assert total == jax.random.uniform(jax.random.fold_in(RNG, i))
+
+
+@pytest.mark.parametrize(
+    "parts, batch, text",
+    [
+        (0, np.ones(4), "taken in 1 part or more; got 0"),
+        (True, np.ones(4), "got True"),
+        (3, np.ones(4), "a number of rows that 3 divides, and it holds float32[4]"),
+        (2, (np.ones(4), np.ones(())), "and it holds float32[]"),
+    ],
+)
+def test_batches_that_do_not_divide(parts, batch, text):
+    loss = lambda p, b, rng: (jnp.sum(jnp.asarray(b[0])), 1)  # noqa: E731
+    with pytest.raises(ValueError, match=re.escape(text)):
+        loop.accumulated(loss, parts)(0.0, batch, RNG)
+
+
+def test_bfloat16_computes_and_float32_remembers():
+    """Products see bfloat16; parameters, gradients, sums and moments stay float32."""
+    exact = each(linear(3))
+    narrow = precision(exact, compute=jnp.bfloat16)
+    seen = []
+
+    def loss(params, batch, rng):
+        logits = narrow(params, batch[0])
+        seen.append(logits.dtype)
+        return cross_entropy(logits, batch[1])
+
+    params = linear(3).init(RNG, jnp.ones(4))
+    state, record = step(loss, ADAM, start(ADAM, params, RNG), classes(0))
+    assert seen == [jnp.bfloat16]
+    floats = {leaf.dtype for leaf in jax.tree.leaves((state.params, state.optimizer))}
+    assert floats == {jnp.dtype("float32"), jnp.dtype("int32")} and record.loss.dtype == jnp.float32
+    small = jax.tree.map(lambda leaf: leaf + 1e-3, params)  # below what bfloat16 can tell from 1
+    assert differ(step(loss, SGD, start(SGD, small, RNG), classes(0))[0].params, small)
+    wide = lambda p, b, rng: cross_entropy(exact(p, b[0]), b[1])  # noqa: E731
+    _, told = step(wide, ADAM, start(ADAM, params, RNG), classes(0))
+    np.testing.assert_allclose(record.loss, told.loss, rtol=2**-6)  # 8 bits, and few terms
+    assert record.loss != told.loss
+
+
+def test_remat_is_a_transformation_of_the_loss():
+    state = start(ADAM, noisy_params(), RNG)
+    plain = partial(step, noisy, ADAM)
+    again = partial(step, jax.checkpoint(noisy), ADAM)
+    same(again(state, classes(0))[0].params, plain(state, classes(0))[0].params)
+    assert "remat" in str(jax.make_jaxpr(again)(state, classes(0)))
+
+
 # stopping by hand
 
 
@@ -227,14 +421,15 @@ def test_an_interrupt_before_the_first_dispatch():
 # the bar
 
 
-def test_the_bar_shows_loss_and_speed_and_every_skipped_step(monkeypatch):
+def test_the_bar_shows_loss_speed_time_left_and_every_skipped_step():
     screen = io.StringIO()
-    console = Console(file=screen, width=100, force_terminal=True)
-    progress = loop.Progress
-    monkeypatch.setattr(loop, "Progress", lambda *columns: progress(*columns, console=console))
-    with bar(4) as report:
-        report(0, Record(np.array([2.0, 1.5]), np.array([False, False])))
-        report(2, Record(np.array([np.nan, 1.25]), np.array([True, False])))
+    console = Console(file=screen, width=120, force_terminal=True)
+    count = np.full(2, 8.0)
+    with bar(4, console) as report:
+        report(0, Record(np.array([2.0, 1.5]), count, np.array([False, False])))
+        report(2, Record(np.array([np.nan, 1.25]), count, np.array([True, False])))
     shown = screen.getvalue()
     assert "step 2 skipped, its loss nan" in shown and "the parameters stay as they were" in shown
-    assert "step 4 of 4" in shown and "loss 1.2500" in shown and "steps/s" in shown
+    last = shown.splitlines()[-2]
+    assert "step 4 of 4" in last and "loss 1.2500" in last and "tokens/s" in last
+    assert "compiling" not in last and "0:00:00" in last

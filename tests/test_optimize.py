@@ -11,7 +11,7 @@ import pytest
 from combinax.combinators import heads, layer_norm, linear, position_embed, repeat
 from combinax.models import decoder, dictionary, gpt
 from combinax.train.loop import fit
-from combinax.train.optimize import adamw, by_axes, matrix, muon, warmup_cosine
+from combinax.train.optimize import adamw, by_axes, hold, line, matrix, muon, warmup
 
 GPT = gpt(11, 8, 6, decoder(2, 8, 2, 12))
 TOKENS = jax.ShapeDtypeStruct((6,), jnp.int32)
@@ -29,7 +29,7 @@ def first_update(optimizer: optax.GradientTransformation, params: Any, gradient:
 
 
 @pytest.mark.parametrize(
-    "peak, warmup, steps, end, first, last",
+    "peak, rising, steps, end, first, last",
     [
         (0.5, 10, 100, 0.05, 0.05, 0.05),
         (0.5, 1, 100, 0.0, 0.5, 0.0),
@@ -39,29 +39,45 @@ def first_update(optimizer: optax.GradientTransformation, params: Any, gradient:
         (0.5, 99, 100, 0.05, 0.5 / 99, 0.05),
     ],
 )
-def test_schedule_at_its_corners(peak, warmup, steps, end, first, last):
-    rate = warmup_cosine(peak, warmup, steps, end)
-    for s, wanted in [(0, first), (max(warmup, 1) - 1, peak), (steps - 1, last)]:
+def test_schedule_at_its_corners(peak, rising, steps, end, first, last):
+    rate = warmup(peak, rising, steps, end)
+    for s, wanted in [(0, first), (max(rising, 1) - 1, peak), (steps - 1, last)]:
         np.testing.assert_allclose(rate(s), wanted, rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(rate(steps + 50), end, rtol=1e-6, atol=1e-9)
 
 
 def test_schedule_falls_as_the_cosine_of_optax():
-    rate = warmup_cosine(0.5, 10, 101, 0.05)
+    rate = warmup(0.5, 10, 101, 0.05)
     wanted = optax.cosine_decay_schedule(0.5, 91, alpha=0.1)
     for s in range(9, 101):
         np.testing.assert_allclose(rate(s), wanted(s - 9), rtol=1e-5)  # float32 cosines
 
 
-@pytest.mark.parametrize("warmup, steps", [(11, 10), (-1, 10), (0, 0)])
-def test_schedule_errors(warmup, steps):
-    with pytest.raises(ValueError, match=f"got {warmup} of {steps} steps"):
-        warmup_cosine(1.0, warmup, steps)
+@pytest.mark.parametrize(
+    "fall, values",
+    [
+        (line, [0.25, 0.5, 0.75, 1.0, 0.9, 0.1, 0.0]),
+        (hold, [0.25, 0.5, 0.75, 1.0, 1.0, 0.5, 0.0]),
+        (lambda t: (1 - t) ** 2, [0.25, 0.5, 0.75, 1.0, 0.81, 0.01, 0.0]),
+    ],
+)
+def test_schedules_fall_as_they_are_told(fall, values):
+    """By hand: four steps up, ten down."""
+    rate = warmup(1.0, 4, 14, fall=fall)
+    for s, wanted in zip((0, 1, 2, 3, 4, 12, 13), values, strict=True):
+        np.testing.assert_allclose(rate(s), wanted, atol=1e-6)
+    assert rate(14) == 0
+
+
+@pytest.mark.parametrize("rising, steps", [(11, 10), (-1, 10), (0, 0)])
+def test_schedule_errors(rising, steps):
+    with pytest.raises(ValueError, match=f"got {rising} of {steps} steps"):
+        warmup(1.0, rising, steps)
 
 
 def test_schedule_drives_the_optimizer():
     slope = lambda params, batch, rng: (params, 1)  # noqa: E731
-    optimizer = optax.sgd(warmup_cosine(0.1, 4, 4))
+    optimizer = optax.sgd(warmup(0.1, 4, 4))
     params, _ = fit(slope, optimizer, jnp.zeros(()), lambda s: (), 4, rng=jax.random.key(0))
     np.testing.assert_allclose(params, -(0.025 + 0.05 + 0.075 + 0.1), rtol=1e-6)
 
@@ -90,6 +106,35 @@ def test_adamw_decays_matrices_alone():
     for name, factor in shrunk.items():
         for leaf, update in zip(*map(jax.tree.leaves, (params[name], updates[name])), strict=True):
             np.testing.assert_allclose(update, factor * leaf, rtol=1e-6)
+
+
+def test_decay_goes_by_path_and_axes():
+    params = MIXED.init(jax.random.key(0), ROWS)
+    still = jax.tree.map(jnp.zeros_like, params)
+    by_path = lambda path, names: path == ("slots", "key") or "vocabulary" in names  # noqa: E731
+    updates = first_update(adamw(MIXED, ROWS, RATE, 0.5, by_path), params, still)
+    np.testing.assert_allclose(updates["slots"]["key"], -0.05 * params["slots"]["key"], rtol=1e-6)
+    del updates["slots"]["key"]
+    assert all(not leaf.any() for leaf in jax.tree.leaves(updates))
+
+
+def test_gradients_are_clipped_to_a_norm():
+    """A clipped gradient and the same one scaled by hand: one update."""
+    params = MIXED.init(jax.random.key(0), ROWS)
+    gradient = jax.tree.map(lambda leaf: 100 * jnp.ones_like(leaf), params)
+    norm = 100 * np.sqrt(sum(leaf.size for leaf in jax.tree.leaves(params)))
+    scaled = jax.tree.map(lambda leaf: leaf * 0.01 / norm, gradient)
+    sgd = optax.chain(optax.clip_by_global_norm(0.01), optax.sgd(1.0))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(-a, b, rtol=1e-5),
+        first_update(sgd, params, gradient), scaled,
+    )  # fmt: skip
+    clipped, free = (
+        first_update(adamw(MIXED, ROWS, RATE, 0.0, clip=clip), params, gradient)["linear"]["kernel"]
+        for clip in (1e-9, 1e9)
+    )
+    # Below Adam's epsilon of 1e-8 its step shrinks with the gradient; above it has full size.
+    assert np.abs(clipped).max() < 0.01 < 0.09 < np.abs(free).min()
 
 
 def test_muon_turns_each_head_and_layer_by_itself():

@@ -30,6 +30,7 @@ from combinax.combinators import (
 )
 from combinax.train import __main__ as command
 from combinax.train import checkpoint, corpus, data, plot, tasks
+from combinax.train import run as runs
 from combinax.train.loop import History, fit
 from combinax.train.plot import Reading
 from combinax.train.tasks import Task, sample, train
@@ -69,7 +70,7 @@ def tiny_digits():
 
 
 def tiny_text(prose):
-    return tasks.text(corpus.text(prose), steps=40, batch=8, length=16, width=16)
+    return tasks.text(steps=40, batch=8, length=16, width=16, file=str(prose))
 
 
 # recall
@@ -169,14 +170,14 @@ def test_bits_of_a_model_that_knows_nothing(prose):
 def test_many_kinds_of_characters_leave_the_longer_n_gram_out(tmp_path):
     file = tmp_path / "kinds.txt"
     file.write_text("".join(chr(0x4E00 + i) for i in range(7000)) * 2)
-    task = tasks.text(corpus.text(file), steps=1, length=8, width=8)
+    task = tasks.text(steps=1, length=8, width=8, file=str(file))
     assert list(task.evaluate(zeros(task))) == ["3-gram", "this model"]
 
 
 def test_a_text_shorter_than_a_window(prose):
     source = corpus.text(prose)
-    with pytest.raises(ValueError, match="stride ≤ length ≤ tokens"):
-        tasks.text(source, length=len(source.held_out) + 1)
+    with pytest.raises(ValueError, match="does not fit into the held-out text: 2 to"):
+        tasks.text(length=len(source.held_out) + 1, file=str(prose))
 
 
 def next_of_five(x):
@@ -234,14 +235,14 @@ def axes():
 
 
 def test_a_picture_is_a_png(tmp_path):
-    history = History(np.linspace(3, 1, 200), (), False)
+    history = History(np.linspace(3, 1, 200))
     file = plot.picture(tmp_path / "a.png", plot.curve(history, "nats"), lambda axes: None)
     assert file.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
 @pytest.mark.parametrize("loss", [[], [1.0], [2.0, math.nan, math.inf, 1.0]])
 def test_a_curve_of_any_history(loss, tmp_path):
-    history = History(np.array(loss), (), True)
+    history = History(np.array(loss), reason="by hand")
     plot.picture(tmp_path / "a.png", plot.curve(history, "nats"))
     on = axes()
     plot.curve(history, "nats")(on)
@@ -250,7 +251,7 @@ def test_a_curve_of_any_history(loss, tmp_path):
 
 def test_a_curve_has_its_unit_and_levels():
     on = axes()
-    plot.curve(History(np.full(3, 2.0), (), False), "bits", 0.5, {"3-gram": 2.5})(on)
+    plot.curve(History(np.full(3, 2.0)), "bits", 0.5, {"3-gram": 2.5})(on)
     assert [text.get_text().strip() for text in on.texts] == ["3-gram, held out"]
     np.testing.assert_array_equal(on.lines[0].get_ydata(), [4.0, 4.0, 4.0])
 
@@ -318,9 +319,9 @@ def test_the_digits_command(run, tmp_path):
     assert (tmp_path / "elsewhere/digits.png").is_file()
 
 
-def test_the_text_command(run, tmp_path, prose, monkeypatch):
-    monkeypatch.setattr(tasks, "text", partial(tasks.text, batch=4, length=16, width=16))
-    code, shown = run("text", "--steps", 2, "--file", prose)
+def test_the_text_command(run, tmp_path, prose):
+    small = ("--batch", 4, "--length", 16, "--width", 16, "--steps", 2, "--file", prose)
+    code, shown = run("train", "text", *small)
     assert code == 0
     assert all(name in shown for name in ("3-gram", "5-gram", "this model", "a sample"))
     assert (tmp_path / "runs/text/text.png").is_file()
@@ -330,11 +331,12 @@ def test_the_text_command(run, tmp_path, prose, monkeypatch):
     assert code == 2 and "characters that are not in the vocabulary: ['Q']" in shown
     code, shown = run("sample", "elsewhere")
     assert code == 2 and "no run was saved in 'runs/elsewhere': model.json is missing" in shown
-    words = tmp_path / "runs/text/model.json"
+    model = tmp_path / "runs/text/checkpoints/2/model"
+    words = model / "model.json"
     words.write_text(words.read_text().replace("rotary()", "rotary(9.0)"))
     code, shown = run("sample", "runs/text")
     assert code == 2 and "'runs/text' was learned by another model" in shown
-    (arrays,) = (tmp_path / "runs/text").glob("parameters-*")
+    (arrays,) = model.glob("parameters-*")
     (arrays / "manifest.ocdbt").unlink()
     words.write_text(words.read_text().replace("rotary(9.0)", "rotary()"))
     code, shown = run("sample", "runs/text")
@@ -345,7 +347,7 @@ def test_the_text_command(run, tmp_path, prose, monkeypatch):
 def learned(tmp_path):
     """A run of `text` that learned nothing: its folder holds what `sample` reads."""
     term = tasks.language(3, 16)
-    words = dict(vocabulary="abc", width=16, length=8, term=repr(term))
+    words = dict(vocabulary="abc", width=16, layers=2, heads=4, length=8, term=repr(term))
     checkpoint.save(tmp_path, term.init(jax.random.key(0), jnp.arange(3)), words)
     return tmp_path
 
@@ -363,19 +365,21 @@ def test_a_damaged_run_is_named(run, learned):
 
 def test_a_run_of_other_widths_is_refused_by_path(run, learned):
     term = tasks.language(3, 32)
-    words = dict(vocabulary="abc", width=16, length=8, term=repr(tasks.language(3, 16)))
+    words = dict(
+        vocabulary="abc", width=16, layers=2, heads=4, length=8, term=repr(tasks.language(3, 16))
+    )
     checkpoint.save(learned, term.init(jax.random.key(0), jnp.arange(3)), words)
     code, shown = run("sample", learned)
-    assert code == 2 and "['embed']['table'] is float32 (3, 32), and should be" in shown
+    assert code == 2 and "['rms_norm']['scale'] is float32 (32,), and should be" in shown
 
 
 @pytest.mark.parametrize(
     "held, reason",
     [
         ([], "needs an object of fields, and holds a list"),
-        ({}, "needs a field 'vocabulary' of type str, and has None"),
+        ({}, "needs a field 'width' of type int, and has None"),
         (
-            dict(vocabulary="abc", width="x", length=8, term=""),
+            dict(vocabulary="abc", width="x", layers=2, heads=4, length=8, term=""),
             "needs a field 'width' of type int, and has 'x'",
         ),
     ],
@@ -406,7 +410,7 @@ def test_input_that_cannot_be_used(run, tmp_path, monkeypatch):
     def never(*anything):
         raise AssertionError("trained all the same")
 
-    monkeypatch.setattr(command, "train", never)
+    monkeypatch.setattr(runs, "advance", never)
     assert run("text", "--file", "gone.txt") == (
         2, "combinax: there is no text file 'gone.txt'",
     )  # fmt: skip
@@ -446,5 +450,5 @@ def test_ctrl_c_keeps_what_was_trained(run, tmp_path, monkeypatch):
     monkeypatch.setattr(data, "recall", interrupted)
     code, shown = run("recall", "--steps", 60)
     assert code == 0
-    assert "stopped by hand after 40 of 60 steps" in shown and "is kept" in shown
+    assert "stopped by hand after 42 of 60 steps" in shown and "is kept" in shown
     assert (tmp_path / "runs/recall/recall.png").is_file()

@@ -127,12 +127,12 @@ def test_other_files_are_refused(text, reason, tmp_path):
         intents(file)
 
 
-def test_the_four_ways(encoder, sentences):
-    done = CliRunner().invoke(
-        command.app, ["transfer", "--data", str(sentences), "--steps", "40"], env={"COLUMNS": "120"}
-    )
+def test_the_four_ways(encoder, sentences, tmp_path):
+    words = ["transfer", "--data", str(sentences), "--steps", "40", "--out", str(tmp_path)]
+    done = CliRunner().invoke(command.app, words, env={"COLUMNS": "120"})
     assert done.exit_code == 0, done.output
-    head, *lines = done.output.splitlines()
+    head, *lines, picture = done.output.splitlines()
+    assert picture == f"picture: {tmp_path / 'transfer.png'}"
     assert head == "2 intents: 20 sentences, 10 held out"
     ways = ["linear map, encoder frozen", "low-rank adapters, merged", "all weights"]
     assert len(lines) == 4 and lines[3].startswith("all weights, from scratch")
@@ -142,6 +142,9 @@ def test_the_four_ways(encoder, sentences):
     assert learned[0] == 12 * 2 + 2 and learned[0] < learned[1] < learned[2] == learned[3]
     right = [float(re.findall(r"([\d.]+) % right", line)[0]) for line in lines]
     assert min(right) >= 50 and max(right) == 100  # one word tells them apart
+    kept = json.loads((tmp_path / "transfer.json").read_text())
+    assert [row["weights"] for row in kept] == learned
+    assert [round(row["percent"], 1) for row in kept] == right
 
 
 def test_only_what_moves_is_learned(encoder, sentences):
@@ -159,7 +162,7 @@ def test_only_what_moves_is_learned(encoder, sentences):
 
 def test_a_missing_file_ends_the_command_with_the_reason(tmp_path):
     done = CliRunner().invoke(command.app, ["transfer", "--data", str(tmp_path / "no.json")])
-    assert done.exit_code == 2 and "no.json" in done.output
+    assert done.exit_code == 2 and "no.json': no such file or directory" in done.output
 
 
 # The real one

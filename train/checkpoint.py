@@ -29,7 +29,7 @@ import numpy as np
 from ..models.disk import flush, legible, locked, read_fields, regular, replaced, steady, writing
 from .described import Leaf, described, differences, leaf_from, rebuilt
 
-__all__ = ["load", "save"]
+__all__ = ["Mismatch", "load", "save"]
 
 WORDS, ARRAYS, FIELD = "model.json", "parameters-", "checkpoint"
 DAMAGES = (
@@ -37,6 +37,10 @@ DAMAGES = (
     RecursionError,
 )  # fmt: skip
 """What Python and orbax raise about a tree, or arrays, that `save` did not write."""
+
+
+class Mismatch(ValueError):
+    """What was saved is whole, and belongs to something else."""
 
 
 def save(folder: Path, params: Any, words: dict[str, Any]) -> Path:
@@ -80,9 +84,9 @@ def load(folder: Path, like: Any = None, /, **kinds: type) -> tuple[Any, dict[st
 
     `like` is a tree of arrays, abstract ones too, whose nodes, shapes and types the parameters have
     to have, or a function that makes it from the words; without it, trees of dicts, lists, tuples
-    and None are read. Raises FileNotFoundError for a folder in which no run was saved, and
-    ValueError for a file that is not what `save` writes, by its name, and for what differs from
-    `like`, by its path.
+    and None are read. Raises FileNotFoundError for a folder in which no run was saved, ValueError
+    for a file that is not what `save` writes, by its name, and Mismatch, a ValueError, for what
+    differs from `like`, by its path.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -112,7 +116,7 @@ def read(file: Path, like: Any, kinds: Mapping[str, type]) -> tuple[Any, dict[st
     if like is not None:
         like = like(words) if callable(like) else like
         if said := differences(nodes, leaves, like):
-            raise ValueError(f"{str(file)!r} has another tree than is asked for: {said}")
+            raise Mismatch(f"{str(file)!r} has another tree than is asked for: {said}")
     size = unharmed(file, folder, kept["files"])
     asked = sum(math.prod(shape) * jnp.dtype(dtype).itemsize for shape, dtype in stores)
     if asked > size:

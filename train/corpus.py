@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from .data import Pair, Seed, generator
 from .loss import IGNORE, next_token
 
-__all__ = ["Text", "cover", "text", "windows"]
+__all__ = ["BytePairs", "Text", "byte_pairs", "cover", "hidden", "text", "windows"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,15 +71,85 @@ def reference_prose() -> str:
 
 
 def read_text(file: str | Path) -> str:
+    """The text of a user's file. Raises FileNotFoundError where there is none, ValueError for one
+    that is empty or holds something else than UTF-8."""
     if not Path(file).is_file():
         raise FileNotFoundError(f"there is no text file {str(file)!r}")
     try:
-        return Path(file).read_text(encoding="utf-8-sig")
+        held = Path(file).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{str(file)!r} is not UTF-8 text: byte {error.start} is "
             f"0x{error.object[error.start]:02x} ({error.reason}); save it as UTF-8"
         ) from None
+    if "\x00" in held:
+        raise ValueError(f"{str(file)!r} is no text: it holds bytes of 0, as binary files do")
+    if not held.strip():
+        raise ValueError(f"{str(file)!r} is empty")
+    return held
+
+
+@dataclass(frozen=True, eq=False)
+class BytePairs:
+    """Pairs of bytes as numbers; `words` is the tokenizer as JSON.
+
+    `encode` gives int32 ids, (N,); `decode` gives the text that they stand for.
+    """
+
+    words: str
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        from tokenizers import Tokenizer
+
+        return Tokenizer.from_str(self.words)
+
+    def encode(self, string: str) -> np.ndarray:
+        return np.array(self.tokenizer.encode(string).ids, np.int32)
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        return self.tokenizer.decode([int(i) for i in ids])
+
+
+def byte_pairs(source: Text, vocabulary: int) -> BytePairs:
+    """Learn a vocabulary of bytes and pairs of them from the part of a text that is learned from.
+
+    Any text can be written in it. Raises ValueError for a vocabulary that has no room for a pair
+    beside the 256 bytes, or more than the text has pairs for, and ModuleNotFoundError without the
+    package tokenizers.
+    Source: Sennrich et al. 2016; on bytes, Radford et al. 2019.
+
+    >>> pairs = byte_pairs(text(), 300)
+    >>> pairs.decode(pairs.encode("∘ the")), len(pairs.encode("the"))
+    ('∘ the', 2)
+    """
+    from tokenizers import ByteLevelBPETokenizer
+
+    if vocabulary < 257:
+        raise ValueError(f"256 bytes and a pair are a vocabulary of 257; got {vocabulary}")
+    made = ByteLevelBPETokenizer()
+    learned = source.decode(source.train)
+    made.train_from_iterator([learned], vocab_size=vocabulary, show_progress=False)
+    if (found := made.get_vocab_size()) < vocabulary:
+        raise ValueError(f"the text has a vocabulary of {found} pairs of bytes, not {vocabulary}")
+    return BytePairs(made.to_str())
+
+
+def hidden(seed: Seed, ids: np.ndarray, share: float, mask: int) -> Pair:
+    """Hide a share of all tokens, each drawn by itself: what is read, and what was hidden.
+
+        inputs = mask where hidden, else ids;  targets = ids where hidden, else `IGNORE`
+
+    Shapes: (B, T) -> two arrays (B, T). Raises ValueError for a share that is not between 0 and 1.
+    Source: Devlin et al. 2019, BERT.
+
+    >>> hidden(0, np.array([[1, 2, 3, 4]]), 0.5, mask=9)
+    (array([[1, 9, 9, 9]]), array([[-100,    2,    3,    4]]))
+    """
+    if not 0 < share < 1:
+        raise ValueError(f"a share of tokens to hide is between 0 and 1; got {share}")
+    drawn = generator(seed).random(ids.shape) < share
+    return np.where(drawn, mask, ids).astype(ids.dtype), np.where(drawn, ids, IGNORE)
 
 
 def text(file: str | Path | None = None, blocks: int = 100) -> Text:

@@ -14,13 +14,17 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["answered", "quietly", "stopping"]
+__all__ = ["answered", "deferred", "quietly", "stopping"]
 
 SHOW_CURSOR = b"\x1b[?25h"
 
-STOPPING = b"\nCtrl-C: training stops after the steps that run; once more ends the command\n"
+STOPPING = (
+    b"\nCtrl-C: training finishes the steps that run and saves them; once more ends the command "
+    b"at once\n"
+)
 
 
 def quietly() -> None:
@@ -56,17 +60,36 @@ def answered(handler: Any) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-@contextmanager
-def stopping() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed: the first time it is only noted, the second time it ends all."""
-    pressed: list[int] = []
+@dataclass
+class Noted:
+    """An answer to Ctrl-C that raises nothing: it says so and remembers; the second ends all."""
 
-    def note(number: int, frame: Any) -> None:
-        if pressed:
+    pressed: bool = False
+
+    def __call__(self, number: int, frame: Any) -> None:
+        if self.pressed:
             leave(number, frame)
-        pressed.append(number)
+        self.pressed = True
         with suppress(OSError):
             os.write(2, STOPPING)
 
-    with answered(note):
-        yield lambda: bool(pressed)
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Ctrl-C in here is answered at the end, once what must not be torn is whole."""
+    if isinstance(signal.getsignal(signal.SIGINT), Noted):  # answers at once, and tears nothing
+        yield
+        return
+    pressed: list[int] = []
+    with answered(lambda number, frame: pressed.append(number)):
+        yield
+    if pressed:
+        signal.raise_signal(signal.SIGINT)
+
+
+@contextmanager
+def stopping() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed: the first time it is only noted, the second time it ends all."""
+    noted = Noted()
+    with answered(noted):
+        yield lambda: noted.pressed

@@ -8,55 +8,89 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax import Array
 from optax.contrib import MuonDimensionNumbers
 
 from ..combinators import Term, axes
 
-__all__ = ["adamw", "muon", "warmup_cosine"]
+__all__ = ["adamw", "by_axes", "cosine", "hold", "line", "muon", "warmup"]
 
 
-def warmup_cosine(peak: float, warmup: int, steps: int, end: float = 0.0) -> optax.Schedule:
-    """A learning rate that rises in a straight line, then falls along a cosine.
+def cosine(t: Array) -> Array:
+    """From 1 at t = 0 to 0 at t = 1, along a cosine (Loshchilov and Hutter 2017)."""
+    return (1 + jnp.cos(jnp.pi * t)) / 2
 
-        rate(s) = peak · (s + 1) / warmup                              s ≤ w, w = warmup − 1
-        rate(s) = end + (peak − end) · (1 + cos π (s − w) / (steps − 1 − w)) / 2    s > w
 
-    So rate(0) = peak / warmup, rate(warmup − 1) = peak, and rate(steps − 1) = end. A warm-up of
+def line(t: Array) -> Array:
+    """From 1 at t = 0 to 0 at t = 1, in a straight line."""
+    return 1 - t
+
+
+def hold(t: Array) -> Array:
+    """1 up to t = 0.8, then in a straight line to 0 at t = 1 (Hu et al. 2024, MiniCPM)."""
+    return jnp.minimum(1.0, (1 - t) / 0.2)
+
+
+def warmup(
+    peak: float,
+    rising: int,
+    steps: int,
+    end: float = 0.0,
+    fall: Callable[[Array], Array] = cosine,
+) -> optax.Schedule:
+    """A learning rate that rises in a straight line, then falls as a function says.
+
+        rate(s) = peak · (s + 1) / rising                              s ≤ w, w = rising − 1
+        rate(s) = end + (peak − end) · fall((s − w) / (steps − 1 − w))              s > w
+
+    So rate(0) = peak / rising, rate(rising − 1) = peak, and rate(steps − 1) = end. A warm-up of
     all steps only rises; one of 0 or 1 steps starts at the peak. After its steps it stays at end.
-    Shapes: () -> (). Raises ValueError unless 0 ≤ warmup ≤ steps and steps ≥ 1.
-    Source: Goyal et al. 2017 (warm-up); Loshchilov and Hutter 2017 (cosine).
+    `fall` maps 0 to 1 and 1 to 0: `cosine`, `line`, `hold`, or one of yours.
+    Shapes: () -> (). Raises ValueError unless 0 ≤ rising ≤ steps and steps ≥ 1.
+    Source: Goyal et al. 2017, Accurate, Large Minibatch SGD (warm-up).
 
-    >>> rate = warmup_cosine(1.0, warmup=2, steps=5)
+    >>> rate = warmup(1.0, 2, 5)
     >>> [round(float(rate(s)), 2) for s in range(6)]
     [0.5, 1.0, 0.75, 0.25, 0.0, 0.0]
     """
-    if not 0 <= warmup <= steps or steps < 1:
-        raise ValueError(f"a schedule needs 0 ≤ warm-up ≤ steps; got {warmup} of {steps} steps")
-    top = max(warmup, 1) - 1
+    if not 0 <= rising <= steps or steps < 1:
+        raise ValueError(f"a schedule needs 0 ≤ warm-up ≤ steps; got {rising} of {steps} steps")
+    top = max(rising, 1) - 1
 
-    def rate(s):
-        rising = peak * (s + 1) / (top + 1)
+    def rate(s: Any) -> Array:
         fallen = jnp.clip((s - top) / max(steps - 1 - top, 1), 0, 1)
-        falling = end + (peak - end) * (1 + jnp.cos(jnp.pi * fallen)) / 2
-        return jnp.where(s <= top, rising, falling)
+        falling = end + (peak - end) * fall(fallen)
+        return jnp.where(s <= top, peak * (s + 1) / (top + 1), falling)
 
     return rate
 
 
-def by_axes(function: Callable[[tuple[str, ...]], Any], term: Term, example: Any) -> Any:
-    """A function of the axis names of every parameter, in the tree of the parameters."""
-    return jax.tree.map(
-        function, axes(term, example), is_leaf=lambda names: isinstance(names, tuple)
+Names = tuple[str, ...]
+
+
+def by_axes(function: Callable[[Names, Names], Any], term: Term, example: Any) -> Any:
+    """A function of the path and the axis names of every parameter, in the tree of the parameters.
+
+    >>> from combinax.combinators import linear
+    >>> by_axes(lambda path, names: (path, names), linear(2, bias=True), jnp.ones((1, 3)))
+    {'bias': (('bias',), ('out',)), 'kernel': (('kernel',), ('in', 'out'))}
+    """
+
+    def of(path: Any, names: Names) -> Any:
+        return function(tuple(str(key.key) for key in path), names)
+
+    return jax.tree_util.tree_map_with_path(
+        of, axes(term, example), is_leaf=lambda names: isinstance(names, tuple)
     )
 
 
-def matrix(names: tuple[str, ...]) -> MuonDimensionNumbers | None:
+def matrix(path: Names, names: Names) -> MuonDimensionNumbers | None:
     """The axis that a parameter sums over and the one it yields; None where it is no matrix.
 
     Layers and heads are matrices side by side. Tables of tokens and positions are none: one row
     is read at a time.
 
-    >>> matrix(("layers", "in", "heads", "out"))
+    >>> matrix((), ("layers", "in", "heads", "out"))
     MuonDimensionNumbers(reduction_axis=1, output_axis=3)
     """
     match {name: axis for axis, name in enumerate(names)}:
@@ -67,10 +101,24 @@ def matrix(names: tuple[str, ...]) -> MuonDimensionNumbers | None:
     return None
 
 
+def is_matrix(path: Names, names: Names) -> bool:
+    return matrix(path, names) is not None
+
+
 def adamw(
-    term: Term, example: Any, rate: optax.Schedule, decay: float
+    term: Term,
+    example: Any,
+    rate: optax.Schedule,
+    decay: float,
+    decays: Callable[[Names, Names], bool] = is_matrix,
+    clip: float = 1.0,
 ) -> optax.GradientTransformation:
-    """Adam on gradients clipped to norm 1, with a decay of matrices: not of scales and tables.
+    """Adam on gradients clipped to a norm, with a weight decay of some parameters.
+
+        params′ = params − rate(s) · (Adam(∇ · min(1, clip / ‖∇‖)) + decay · params)
+
+    `decays(path, axis names)` says which parameters decay: by default matrices, not scales and
+    tables. `lambda path, names: "embed" not in path` goes by where they stand.
 
     Source: Loshchilov and Hutter 2019, Decoupled Weight Decay Regularization.
 
@@ -83,10 +131,9 @@ def adamw(
     >>> bool(jnp.allclose(updates["kernel"], -0.1 * 0.5 * params["kernel"]))
     True
     """
-    matrices = by_axes(lambda names: matrix(names) is not None, term, example)
     return optax.chain(
-        optax.clip_by_global_norm(1.0),
-        optax.adamw(rate, b2=0.99, weight_decay=decay, mask=matrices),
+        optax.clip_by_global_norm(clip),
+        optax.adamw(rate, b2=0.99, weight_decay=decay, mask=by_axes(decays, term, example)),
     )
 
 

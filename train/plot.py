@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,18 @@ from ..combinators import observe
 from .loop import History, Params
 from .tasks import Task
 
-__all__ = ["Reading", "curve", "lookup", "mosaic", "picture", "reading"]
+__all__ = [
+    "Reading",
+    "bars",
+    "curve",
+    "lines",
+    "lookup",
+    "mosaic",
+    "panels",
+    "picture",
+    "reading",
+    "scores",
+]
 
 Panel = Callable[[Any], None]
 """A function that draws on the axes it is given."""
@@ -56,6 +67,59 @@ def curve(
         axes.set(xlabel="step", ylabel=f"training loss, {unit}", ylim=(0, None))
 
     return draw
+
+
+def scores(history: History, unit: str, reference: float | None) -> Panel:
+    """The score of every evaluation, and what the defaults of the task reach."""
+
+    def draw(axes: Any) -> None:
+        axes.plot(*zip(*history.held_out, strict=True), color="tab:green", marker=".")
+        if reference is not None:
+            axes.axhline(reference, color="grey", linestyle="--", linewidth=1)
+        axes.set(xlabel="step", ylabel=unit)
+
+    return draw
+
+
+def bars(heights: Mapping[str, float], unit: str) -> Panel:
+    """A bar for each name."""
+
+    def draw(axes: Any) -> None:
+        axes.barh([*heights], [*heights.values()], color="tab:blue")
+        axes.invert_yaxis()
+        axes.set(xlabel=unit)
+
+    return draw
+
+
+def lines(rows: Sequence[Mapping[str, Any]], x: str, y: str, by: str, unit: str) -> Panel:
+    """One line for each value of `by`: y over x."""
+
+    def draw(axes: Any) -> None:
+        for value in dict.fromkeys(row[by] for row in rows):
+            points = [(row[x], row[y]) for row in rows if row[by] == value]
+            axes.plot(*zip(*points, strict=True), marker=".", label=f"{by} {value}")
+        axes.legend()
+        axes.set(xlabel=x, ylabel=unit)
+
+    return draw
+
+
+def panels(
+    name: str, task: Task, params: Params, history: History, measured: Mapping[str, float]
+) -> list[Panel]:
+    """What the picture of a run shows: its loss, its scores, and what there is to see of a task."""
+    bits = task.unit.startswith("bits")
+    rivals = {name: value for name, value in measured.items() if name != "this model"}
+    size, unit, levels = (math.log(2), "bits", rivals) if bits else (1.0, "nats", {})
+    drawn = [curve(history, unit, size, levels)]
+    if history.held_out:
+        drawn.append(scores(history, task.unit, task.reference))
+    if name == "recall":
+        drawn.append(lookup(reading(task, params, task.batches(task.steps)[0][0])))
+    if name == "digits":
+        drawn.append(mosaic(params["slots"]["key"], "keys learned"))
+    return drawn
 
 
 class Reading(NamedTuple):

@@ -29,7 +29,7 @@ from ..models.pretrained import batch, configuration, load
 from . import data
 from .loop import Batch, Params, fit
 from .loss import accuracy, cross_entropy
-from .optimize import warmup_cosine
+from .optimize import warmup
 
 __all__ = ["Intents", "Row", "classifier", "intents", "transfer"]
 
@@ -157,7 +157,7 @@ def tuned(
         )  # fmt: skip
         return cross_entropy(each(term)(params, x, rng=rng, **context)[:, 0], label)
 
-    schedule = warmup_cosine(rate, max(1, steps // 10), steps)
+    schedule = warmup(rate, max(1, steps // 10), steps)
     optimizer = optax.multi_transform(
         {
             "learns": optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule)),

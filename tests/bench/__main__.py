@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-BENCHES = ("language", "attention", "decode", "backbones", "algebra")
+BENCHES = ("language", "algebra", "train", "attention", "decode", "backbones")
 EXTRA = ("grid",)
 """Takes hours, and so runs only where it is named."""
 
