@@ -342,6 +342,15 @@ def stepping(x: Any) -> Any:
     return step(params, start(params, jnp.zeros((5, 4)), 8), x)
 
 
+def test_parameters_are_made_inside_a_trace_with_a_key_from_outside():
+    key, x = jax.random.key(0), normal(5, 4)
+    made = linear(3).init(key, x)
+    make = lambda x: linear(3).init(key, x)  # noqa: E731
+    found = [jax.jit(make)(x), first(jax.vmap(make)(two(x))), jax.linearize(make, x)[0]]
+    for params in found:
+        np.testing.assert_allclose(params["kernel"], made["kernel"], 1e-6)
+
+
 # Names that a user's context may have are no names of ours to jit
 
 

@@ -183,7 +183,8 @@ class Init:
                 "or abstract: jax.ShapeDtypeStruct((5, 4), float)"
             )
         declared, _ = declare(self.term, x, context)
-        make = made if isinstance(rng, Tracer) else made_quickly
+        inside = isinstance(rng, Tracer) or isinstance(jnp.zeros(()), Tracer)  # another trace
+        make = made if inside else made_quickly
         return make(rng, tuple(walk(declared)))
 
 
