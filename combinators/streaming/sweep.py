@@ -22,6 +22,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import ArrayLike
 
 from ..core.dtypes import wide
 from ..core.kinds import symbolic
@@ -252,7 +253,7 @@ class Fold(Sweep):
     others are the sum over all tiles of `contribution(tile, *parts, first)`.
     """
 
-    initial: tuple[float, ...] = ()
+    initial: tuple[ArrayLike, ...] = ()
     contribution: Any = None
 
     def run(self, *operands: Array) -> list[Array]:
