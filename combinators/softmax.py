@@ -123,7 +123,7 @@ def largest_visible(score: Table, visible: Visible) -> Float[Array, "t"]:
     return jax.lax.stop_gradient(jnp.max(shown(score, visible, least), -1, initial=least))
 
 
-def lowest(score: Array) -> ArrayLike:
+def lowest(score: Array | jax.ShapeDtypeStruct) -> ArrayLike:
     """The unit of max. What is visible is told by a mask, never by this number."""
     return jnp.finfo(score.dtype).min
 

@@ -55,7 +55,7 @@ class Range:
 class Slice:
     """The integers start, …, start + length - 1, with a traced start: the rows of a tile."""
 
-    start: Int[Array, ""]
+    start: int | Int[Array, ""]
     length: int = dataclasses.field(metadata={"static": True})
 
     def array(self) -> Int[Array, "length"]:
