@@ -108,7 +108,7 @@ def angles(
     width: int,
     base: float,
     scaling: Scaling = lambda frequency: frequency,
-) -> Float[Array, "T width/2"]:
+) -> Float[Array, "T width//2"]:
     """position · base^(-2i/width) for i below width / 2, in at least float32."""
     if width % 2:
         raise CompositionError(f"waves come in pairs, so the width is even; it is {width}")

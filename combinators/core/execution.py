@@ -62,10 +62,6 @@ class SharedPart(Form, Protocol):
     def across(self) -> str: ...
 
 
-Mappable: TypeAlias = "tuple[PyTree[Array], Axes, Callable[[PyTree[Array]], Run]]"
-"""Arrays for `jax.vmap` to map, their axes, and the execution of one slice of them."""
-
-
 class Run:
     """An execution: what it means to run a term. A subclass overrides some of these hooks.
 
@@ -189,6 +185,10 @@ class Run:
     def regain(self, kept: PyTree[Array], name: str | None, size: int) -> Outputs:
         """The outputs of `mapped`, from the arrays of `kept` stacked by vmap."""
         return kept
+
+
+Mappable: TypeAlias = tuple[PyTree[Array], Axes, Callable[[PyTree[Array]], Run]]
+"""Arrays for `jax.vmap` to map, their axes, and the execution of one slice of them."""
 
 
 def select(tree: Mapping[str, PyTree], name: Name) -> Mapping[str, PyTree]:

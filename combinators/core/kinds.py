@@ -27,8 +27,8 @@ class Width:
     width: int | None = None
 
 
-Kind: TypeAlias = "Width | Entries | Scores | Weights | tuple[Kind, ...] | None"
-"""What is known of a value before the term runs: see `Width`."""
+Kind: TypeAlias = Width | Entries | Scores | Weights | tuple | None
+"""What is known of a value before the term runs; a tuple holds kinds. See `Width`."""
 
 
 def spec(value: Value) -> Value:

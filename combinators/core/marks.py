@@ -66,7 +66,7 @@ class Slice:
         return jax.lax.dynamic_slice_in_dim(table, self.start, self.length, axis)
 
 
-Index: TypeAlias = "Array | Range | Slice"
+Index: TypeAlias = Array | Range | Slice
 """Positions, or numbers of rows."""
 
 

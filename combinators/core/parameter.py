@@ -22,9 +22,6 @@ __all__ = ["Initializer", "Parameter"]
 Initializer = Callable[[Array, tuple[int, ...], Any], Array]
 """A function of (key, shape, dtype), such as `jax.nn.initializers.ones`."""
 
-Declarations: TypeAlias = Mapping[str, "Parameter | Declarations"]
-"""Under each name the declaration of one array, or those of a part."""
-
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +94,10 @@ class Parameter:
         if last is None:
             return inner.make(key)
         return jax.vmap(inner.make, out_axes=last[0])(jax.random.split(key, last[1]))
+
+
+Declarations: TypeAlias = Mapping[str, PyTree[Parameter]]
+"""Under each name the declaration of one array, or the declarations of a part."""
 
 
 def is_parameter(value: object) -> TypeGuard[Parameter]:

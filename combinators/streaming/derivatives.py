@@ -84,7 +84,7 @@ def sweeping(name: str) -> Primitive:
 tile_sum, tile_fold = sweeping("tile_sum"), sweeping("tile_fold")
 
 
-Tangent: TypeAlias = "Array | ad.Zero"
+Tangent: TypeAlias = Array | ad.Zero
 """A tangent or a cotangent; Zero where a derivative is known to vanish."""
 
 
