@@ -27,7 +27,7 @@ from .core.lookup import Lookup
 from .core.parameter import Declarations, map_declared
 from .core.records import Entries, Scores, Weights
 from .core.term import Term
-from .core.types import Outputs, Value
+from .core.types import Value
 from .intervals.span import is_whole
 from .streaming.choose import asks, decide, inside_copies
 
@@ -75,15 +75,7 @@ class Describe(Declare):
     Inside a lookup of a union, `decided` says that the parts run as that lookup does.
     """
 
-    def __init__(
-        self,
-        root: dict[str, tuple[Term, Outputs]],
-        path=(),
-        aliases=None,
-        rows=None,
-        copies=(),
-        decided=False,
-    ):
+    def __init__(self, root: dict, path=(), aliases=None, rows=None, copies=(), decided=False):
         super().__init__(root, path, aliases)
         self.rows: list[Row] = [] if rows is None else rows
         self.around: tuple[tuple[str, int], ...] = copies

@@ -20,7 +20,7 @@ from .primitives import read
 __all__ = ["Predicate", "predicate"]
 
 Class = TypeVar("Class")
-Truth = TypeVar("Truth", Array, Maybe)
+Answer = TypeVar("Answer", Array, Maybe)
 
 
 @dataclass_transform(frozen_default=True)
@@ -114,7 +114,7 @@ class Pair(Predicate):
     def leaves(self):
         return self.first.leaves + self.second.leaves
 
-    def join(self, first: Truth, second: Truth) -> Truth:
+    def join(self, first: Answer, second: Answer) -> Answer:
         raise NotImplementedError(f"{type(self).__name__} does not define join")
 
     def __repr__(self) -> str:
@@ -135,7 +135,7 @@ class Pair(Predicate):
 class Both(Pair):
     symbol = "&"
 
-    def join(self, first: Truth, second: Truth) -> Truth:
+    def join(self, first: Answer, second: Answer) -> Answer:
         return first & second
 
 
@@ -143,7 +143,7 @@ class Both(Pair):
 class Either(Pair):
     symbol = "|"
 
-    def join(self, first: Truth, second: Truth) -> Truth:
+    def join(self, first: Answer, second: Answer) -> Answer:
         return first | second
 
 

@@ -109,12 +109,9 @@ class Rows:
         return self.index.shape[0] if isinstance(self.index, Array) else self.index.length
 
     def read(
-        self,
-        names: tuple[str, ...],
-        context: Mapping[str, Value],
-        side: str,
+        self, names: tuple[str, ...], context: Mapping[str, Value], side: str,
         other: tuple[str, ...],
-    ) -> Rows:
+    ) -> Rows:  # fmt: skip
         """These rows with the named metadata from the context: one entry per row, or one for all.
 
         Metadata that the other side reads as well may have an entry for each of its rows only; then

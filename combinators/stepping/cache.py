@@ -104,13 +104,9 @@ def cacheable(key: Array, value: Array) -> dict[str, Array]:
 
 
 def with_cache(
-    entries: Entries,
-    rows: Rows,
-    lookup: Lookup,
-    before: Cache,
-    after: Cache,
+    entries: Entries, rows: Rows, lookup: Lookup, before: Cache, after: Cache,
     chunk: PyTree[Array],
-) -> Entries:
+) -> Entries:  # fmt: skip
     """The queries of a chunk, at `rows`, with the cached keys and values in place of their own."""
     first, last, slots = rows.position[0], rows.position[-1], slots_of(after)
     # The keys that a chunk sees span back + len(chunk) - 1 positions.
