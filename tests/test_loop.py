@@ -5,6 +5,7 @@ import math
 from functools import partial
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,11 +51,6 @@ def classes(s):
 
 def noisy_params(seed=1):
     return TERM.init(jax.random.key(seed), jax.ShapeDtypeStruct((4,), jnp.float32))
-
-
-def same(a, b):
-    """Bit for bit: equal, and NaN where the other is."""
-    jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
 def differ(a, b):
@@ -114,11 +110,11 @@ def noisy_run(seed=0, steps_per_dispatch=1):
 
 @pytest.mark.parametrize("steps_per_dispatch", [2, 7, 100])
 def test_steps_per_dispatch_change_no_bit(steps_per_dispatch):
-    same(noisy_run(0, steps_per_dispatch), noisy_run(0, 1))
+    chex.assert_trees_all_equal(noisy_run(0, steps_per_dispatch), noisy_run(0, 1))
 
 
 def test_a_seed_decides_the_run():
-    same(noisy_run(0), noisy_run(0))
+    chex.assert_trees_all_equal(noisy_run(0), noisy_run(0))
     assert differ(noisy_run(0)[0], noisy_run(1)[0])
 
 
@@ -132,7 +128,7 @@ def test_every_step_has_randomness_of_its_own():
 
 def test_no_steps_change_nothing():
     params, history = fit(squares, SGD, jnp.ones(2), rows, 0, rng=RNG)
-    same(params, jnp.ones(2))
+    chex.assert_trees_all_equal(params, jnp.ones(2))
     assert history.loss.shape == (0,) and history.skipped == ()
 
 
@@ -165,9 +161,9 @@ def test_a_planted_batch_is_skipped_and_reported(poison):
         report=lambda first, record: told.append((first, record.skipped.tolist())),
     )
     wanted, clean = fit(squares, ADAM, jnp.zeros(2), without, 7, rng=RNG)
-    same(got, wanted)
+    chex.assert_trees_all_equal(got, wanted)
     assert history.skipped == (3,) and not np.isfinite(history.loss[3])
-    same(np.delete(history.loss, 3), clean.loss)
+    chex.assert_trees_all_equal(np.delete(history.loss, 3), clean.loss)
     assert told == [(0, [False] * 3), (3, [True, False, False]), (6, [False] * 2)]
 
 
@@ -210,8 +206,8 @@ def test_an_interrupt_keeps_what_was_trained():
     run = partial(fit, squares, ADAM, jnp.zeros(2), rng=RNG, steps_per_dispatch=2)
     got, history = run(interrupted, 9)
     wanted, whole = run(rows, 4)
-    same(got, wanted)
-    same(history.loss, whole.loss)
+    chex.assert_trees_all_equal(got, wanted)
+    chex.assert_trees_all_equal(history.loss, whole.loss)
     assert history.stopped and not whole.stopped
 
 
@@ -220,7 +216,7 @@ def test_an_interrupt_before_the_first_dispatch():
         raise KeyboardInterrupt
 
     params, history = fit(squares, SGD, jnp.ones(2), never, 9, rng=RNG)
-    same(params, jnp.ones(2))
+    chex.assert_trees_all_equal(params, jnp.ones(2))
     assert history.stopped and history.loss.shape == (0,)
 
 
