@@ -45,6 +45,9 @@ def normal(*shape: int, seed: int = 1, dtype: DTypeLike = np.float64) -> np.ndar
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
+single = functools.partial(normal, dtype=np.float32)
+
+
 def filled(tree, seed=0):
     """Numbers in float64 for each leaf of a tree: none is zero or one, as many are at first."""
     rng = np.random.default_rng(seed)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from asking import GIVEN, NORMALIZERS, fast
-from plain import normal
+from plain import single
 
 from combinax.combinators import (
     aggregate,
@@ -93,9 +93,6 @@ SCORES = {
     "pointwise": pointwise(jnp.tanh) @ score(dot),
     "named": named("scored", score(bilinear())),
 }
-
-
-single = functools.partial(normal, dtype=np.float32)
 
 
 def asked(t: int, s: int, seed: int = 0) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from plain import drawn, normal
+from plain import drawn, single
 from sampling import D, T, agree, examples, few, paths, seeds
 
 from combinax.combinators import *
@@ -73,7 +73,7 @@ def test_composition_is_associative(data, terms):
 @hypothesis.given(st.data(), st.lists(maps, min_size=3, max_size=4), seeds)
 def test_composition_applies_one_term_after_the_other(data, terms, seed):
     one, two = data.draw(bracketings(terms)), data.draw(bracketings(terms))
-    x = normal(T, D, seed=seed)
+    x = single(T, D, seed=seed)
     params = drawn(one, x)
     chex.assert_trees_all_equal(one(params, x), two(params, x))
     value, numbers = x, dict.fromkeys((term.name for term in terms), 0)
@@ -86,7 +86,7 @@ def test_composition_applies_one_term_after_the_other(data, terms, seed):
 
 
 def test_bracketing_changes_no_first_value():
-    x, f, g, h = normal(T, D, seed=0), linear(3), rms_norm(), linear(2)
+    x, f, g, h = single(T, D, seed=0), linear(3), rms_norm(), linear(2)
     chex.assert_trees_all_equal(((h @ g) @ f).init(KEY, x), (h @ (g @ f)).init(KEY, x))
 
 
@@ -98,7 +98,7 @@ def test_identity_is_the_unit(term):
 
 
 def test_the_empty_composition_is_identity():
-    x = normal(T, D, seed=0)
+    x = jnp.asarray(single(T, D, seed=0))
     assert compose() is identity and compose(identity, identity) is identity
     assert identity({}, x) is x
 
@@ -117,7 +117,7 @@ def test_compositions_flatten(first, second):
 @few
 @hypothesis.given(st.integers(1, 3), maps, seeds)
 def test_a_power_is_repeated_composition(count, term, seed):
-    x = normal(T, D, seed=seed)
+    x = single(T, D, seed=seed)
     params = drawn(term**count, x)
     stacked = zip(jax.tree.leaves(params), jax.tree.leaves(drawn(term, x)), strict=True)
     assert all(leaf.shape == (count, *alone.shape) for leaf, alone in stacked)
@@ -131,7 +131,7 @@ def test_a_power_is_repeated_composition(count, term, seed):
 @few
 @hypothesis.given(st.integers(1, 2), st.lists(maps, min_size=2, max_size=3), seeds)
 def test_a_pattern_alternates(periods, terms, seed):
-    x = normal(T, D, seed=seed)
+    x = single(T, D, seed=seed)
     term = repeat(periods * len(terms), *terms)
     params = drawn(term, x)
     value, blocks = x, unstack(term, params)
@@ -146,7 +146,7 @@ def test_a_pattern_alternates(periods, terms, seed):
 @few
 @hypothesis.given(maps, maps, seeds)
 def test_each_of_a_composition(f, g, seed):
-    batch = normal(3, T, D, seed=seed)
+    batch = single(3, T, D, seed=seed)
     whole, parts = each(f @ g), each(f) @ each(g)
     assert paths(whole, 3, T, D) == paths(parts, 3, T, D) == paths(f @ g)
     params = drawn(whole, batch)
@@ -155,7 +155,7 @@ def test_each_of_a_composition(f, g, seed):
 
 
 def test_each_along_another_axis():
-    x, term = normal(T, 3, D, seed=1), lift(turned)
+    x, term = single(T, 3, D, seed=1), lift(turned)
     first = each(term)({}, jnp.moveaxis(x, 1, 0))
     chex.assert_trees_all_equal(each(term, axis=1)({}, x), jnp.moveaxis(first, 0, 1))
     chex.assert_trees_all_equal(each(term, axis=-2)({}, x), jnp.moveaxis(first, 0, -2))
@@ -164,7 +164,7 @@ def test_each_along_another_axis():
 @few
 @hypothesis.given(st.sampled_from([0, 1, 2, -2]), maps, maps, seeds)
 def test_each_of_a_composition_along_any_axis(axis, f, g, seed):
-    batch = normal(2, T, 3, D, seed=seed)
+    batch = single(2, T, 3, D, seed=seed)
     chex.assert_trees_all_equal(each(identity, axis)({}, batch), batch)
     whole, parts = each(f @ g, axis), each(f, axis) @ each(g, axis)
     params = drawn(whole, batch)
@@ -175,7 +175,7 @@ def test_one_fixed_name_is_a_name():
     term = linear(D) @ (identity + read("lengths"))
     assert each(term, fixed="lengths") == each(term, fixed=("lengths",))
     assert each(term, fixed="positions").init(
-        KEY, normal(2, T, D, seed=1), lengths=normal(2, T, D, seed=2)
+        KEY, single(2, T, D, seed=1), lengths=single(2, T, D, seed=2)
     )
 
 
@@ -185,7 +185,7 @@ def test_one_fixed_name_is_a_name():
 @few
 @hypothesis.given(maps, maps, seeds)
 def test_picking_from_a_fanout(f, g, seed):
-    x, f, g = normal(T, D, seed=seed), named("f", f), named("g", g)
+    x, f, g = single(T, D, seed=seed), named("f", f), named("g", g)
     params = drawn(fanout(f, g), x)
     inside = under("fanout", params)
     chex.assert_trees_all_equal((pick(0) @ fanout(f, g))(inside, x), f(of(params, "f"), x))
@@ -195,7 +195,7 @@ def test_picking_from_a_fanout(f, g, seed):
 @few
 @hypothesis.given(maps, maps, seeds)
 def test_parallel_after_fanout(f, g, seed):
-    x, f, g = normal(T, D, seed=seed), named("f", f), named("g", g)
+    x, f, g = single(T, D, seed=seed), named("f", f), named("g", g)
     h, k = named("h", linear(D)), named("k", rms_norm())
     after, together = parallel(f, g) @ fanout(h, k), fanout(f @ h, g @ k)
     params = drawn(together, x)
@@ -206,7 +206,7 @@ def test_parallel_after_fanout(f, g, seed):
 @few
 @hypothesis.given(maps, maps, seeds)
 def test_parallels_compose(f, g, seed):
-    pair = normal(T, D, seed=seed), normal(T, D, seed=seed + 1)
+    pair = single(T, D, seed=seed), single(T, D, seed=seed + 1)
     f, g = named("f", f), named("g", g)
     after, together = (
         parallel(f, g) @ parallel(silu, lift(turned)),
@@ -218,7 +218,7 @@ def test_parallels_compose(f, g, seed):
 
 @pytest.mark.parametrize("axis", [0, -1])
 def test_join_is_a_joined_fanout(axis):
-    x, f, g = normal(T, D, seed=3), named("f", linear(3)), named("g", linear(3))
+    x, f, g = single(T, D, seed=3), named("f", linear(3)), named("g", linear(3))
     params = drawn(join(f, g), x)
     chex.assert_trees_all_equal(
         join(f, g, axis=axis)(params, x), jnp.concatenate(fanout(f, g)(params, x), axis)
@@ -231,7 +231,7 @@ def test_join_is_a_joined_fanout(axis):
 @few
 @hypothesis.given(maps, maps, seeds)
 def test_sums_commute_and_distribute_over_what_comes_before(f, g, seed):
-    x, f, g = normal(T, D, seed=seed), named("f", f), named("g", g)
+    x, f, g = single(T, D, seed=seed), named("f", f), named("g", g)
     params = drawn(f + g, x)
     y, z = f(of(params, "f"), x), g(of(params, "g"), x)
     chex.assert_trees_all_equal((f + g)(params, x), y + z)
@@ -244,7 +244,7 @@ def test_sums_commute_and_distribute_over_what_comes_before(f, g, seed):
 
 
 def test_numbers_stand_on_either_side():
-    x = normal(T, D, seed=0)
+    x = single(T, D, seed=0)
     agree((1.0 + silu)({}, x), 1 + jax.nn.silu(x))
     agree((1.0 - silu)({}, x), 1 - jax.nn.silu(x))
     agree((np.float32(1) - silu - 1)({}, x), -jax.nn.silu(x))
@@ -257,7 +257,7 @@ def test_numbers_stand_on_either_side():
 @few
 @hypothesis.given(st.integers(1, 3), st.integers(1, 3), seeds)
 def test_heads_are_joined_copies(count, width, seed):
-    x = normal(T, D, seed=seed)
+    x = single(T, D, seed=seed)
     joined, apart = heads(count, linear(width)), copies(count, linear(width))
     params = drawn(joined, x)
     assert paths(joined) == paths(apart)
@@ -272,7 +272,7 @@ def test_heads_are_joined_copies(count, width, seed):
 @few
 @hypothesis.given(st.integers(1, 3), st.integers(1, 3), seeds)
 def test_copies_nest(outer, inner, seed):
-    x = normal(T, D, seed=seed)
+    x = single(T, D, seed=seed)
     nested, flat = copies(outer, copies(inner, linear(2))), copies(outer * inner, linear(2))
     kernel = drawn(nested, x)["copies"]["linear"]["kernel"]
     params = {"linear": {"kernel": kernel.reshape(D, outer * inner, 2)}}
@@ -286,7 +286,7 @@ def test_values_are_given_out_as_plain_numbers():
         again = copies(2, identity + read("slope"), slope=array([0.5, 0.25]))
         assert again == term and repr(again) == repr(term)
     rows = copies(2, identity + read("row"), row=jnp.arange(2 * D).reshape(2, D))
-    x = normal(T, D, seed=0)
+    x = single(T, D, seed=0)
     agree(rows({}, x), x + jnp.arange(2.0 * D).reshape(2, 1, D))
 
 
@@ -296,7 +296,7 @@ def test_values_are_given_out_as_plain_numbers():
 @few
 @hypothesis.given(maps, maps, seeds)
 def test_given_is_substitution(f, g, seed):
-    x, f, g = normal(T, D, seed=seed), named("f", f), named("m", g)
+    x, f, g = single(T, D, seed=seed), named("f", f), named("m", g)
     bound, substituted = given(f @ read("m"), m=g), f @ g
     params = drawn(substituted, x)
     assert paths(bound) == paths(substituted)
@@ -305,13 +305,13 @@ def test_given_is_substitution(f, g, seed):
 
 
 def test_given_what_is_there_already_changes_nothing():
-    x, m, f = normal(T, D, seed=1), normal(T, D, seed=2), linear(3) @ read("m")
+    x, m, f = single(T, D, seed=1), single(T, D, seed=2), linear(3) @ read("m")
     params = drawn(f, x, m=m)
     chex.assert_trees_all_equal(given(f, m=read("m"))(params, x, m=m), f(params, x, m=m))
 
 
 def test_the_innermost_given_counts():
-    x = normal(T, D, seed=1)
+    x = single(T, D, seed=1)
     inner = given(read("m"), m=pointwise(half))
     agree(given(inner + read("m"), m=silu)({}, x), x / 2 + jax.nn.silu(x))
 
@@ -329,7 +329,7 @@ def gradient(term: Term, params: Any, x: Any) -> Any:
 
 
 def test_sharing_across_layers_counts_once_and_adds_gradients():
-    x = normal(T, D, seed=1)
+    x = single(T, D, seed=1)
     block = identity + shared(linear(D), across="layers")
     term, apart = repeat(3, silu @ block), repeat(3, silu @ (identity + linear(D)))
     params = drawn(term, x)
@@ -341,7 +341,7 @@ def test_sharing_across_layers_counts_once_and_adds_gradients():
 
 
 def test_sharing_across_heads_counts_once_and_adds_gradients():
-    x = normal(T, D, seed=1)
+    x = single(T, D, seed=1)
     term = heads(3, linear(2) @ shared(linear(5), across="heads"))
     apart = heads(3, linear(2) @ linear(5))
     params = drawn(term, x)
@@ -355,7 +355,7 @@ def test_sharing_across_heads_counts_once_and_adds_gradients():
 
 
 def test_sharing_by_name_counts_once_and_adds_gradients():
-    x, w = normal(T, D, seed=1), shared(linear(D), name="w")
+    x, w = single(T, D, seed=1), shared(linear(D), name="w")
     term = w @ silu @ (identity + w)
     apart = named("a", linear(D)) @ silu @ (identity + named("b", linear(D)))
     params = drawn(term, x)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from plain import drawn, normal
+from plain import drawn, single
 from sampling import D, T, agree, examples, few, seeds
 
 from combinax.combinators import *
@@ -26,13 +26,13 @@ def rows(count: int) -> Rows:
 
 def scores(seed: int, queries: int = T, keys: int = T, width: int = D) -> Scores:
     marks = Marks(rows(queries), rows(keys))
-    return Scores(normal(queries, keys, seed=seed), normal(keys, width, seed=seed + 1), marks)
+    return Scores(single(queries, keys, seed=seed), single(keys, width, seed=seed + 1), marks)
 
 
 def entries(seed: int, queries: int = T, keys: int = T, width: int = D) -> Entries:
     marks = Marks(rows(queries), rows(keys))
     query, key, value = (
-        normal(n, width, seed=seed + i) for i, n in enumerate((queries, keys, keys))
+        single(n, width, seed=seed + i) for i, n in enumerate((queries, keys, keys))
     )
     return Entries(query, key, value, marks)
 
@@ -127,7 +127,7 @@ def test_masks_commute_with_what_changes_scores(p, stage, seed):
 @few
 @hypothesis.given(seeds, st.floats(-100, 100), predicates)
 def test_softmax_ignores_a_shift_of_a_row(seed, shift, p):
-    shifts = shift * normal(T, 1, seed=seed)
+    shifts = shift * single(T, 1, seed=seed)
     one, weigh = scores(seed), normalize(softmax) @ mask(p[0])
     two = one.replace(score=one.score + shifts)
     # A shifted score is rounded to 1e-7 of its size, at most a few hundred.
@@ -174,7 +174,7 @@ def test_the_order_of_keys_does_not_matter(how):
 def test_attention_is_permutation_equivariant(order, seed):
     head = aggregate() @ normalize(softmax) @ score(scaled_dot) @ project(3)
     term = identity + linear(D) @ heads(2, head) @ rms_norm()
-    x, order = normal(T, D, seed=seed), np.array(order)
+    x, order = single(T, D, seed=seed), np.array(order)
     params = drawn(term, x)
     agree(term(params, x[order]), term(params, x)[order])
 
@@ -182,7 +182,7 @@ def test_attention_is_permutation_equivariant(order, seed):
 @pytest.mark.parametrize("stage", [mask(causal), bias(distant)], ids=repr)
 def test_masks_and_positions_break_the_symmetry(stage):
     term = aggregate() @ normalize(softmax) @ stage @ score(dot) @ project(3)
-    x = normal(T, D, seed=1)
+    x = single(T, D, seed=1)
     params = drawn(term, x)
     order = np.roll(np.arange(T), 2)
     assert np.abs(term(params, x[order]) - term(params, x)[order]).max() > 1e-2
@@ -194,13 +194,13 @@ def test_masks_and_positions_break_the_symmetry(stage):
 @few
 @hypothesis.given(st.integers(1, 4), st.integers(1, 4), seeds)
 def test_linear_maps_form_a_category(m, n, seed):
-    x, a, b = normal(T, D, seed=seed), normal(D, m, seed=seed + 1), normal(m, n, seed=seed + 2)
+    x, a, b = single(T, D, seed=seed), single(D, m, seed=seed + 1), single(m, n, seed=seed + 2)
     two = {"linear": {"kernel": a}, "linear_2": {"kernel": b}}
     agree((linear(n) @ linear(m))(two, x), linear(n)({"kernel": a @ b}, x))
     sums = {"linear": {"kernel": a}, "linear_2": {"kernel": 2 * a}}
     agree((linear(m) + linear(m))(sums, x), linear(m)({"kernel": 3 * a}, x))
     # So an adapter of low rank merges into the kernel it adapts.
-    base = normal(D, n, seed=seed + 3)
+    base = single(D, n, seed=seed + 3)
     adapted = linear(n) + linear(n) @ linear(m)
     kernels = {"linear": base, "linear_2": a, "linear_3": b}
     params = {name: {"kernel": kernel} for name, kernel in kernels.items()}
@@ -213,7 +213,7 @@ def test_linear_maps_slide_into_the_values(m, how, seed):
     lookup = aggregate() @ normalize(how) @ mask(causal) @ score(scaled_dot)
     after = linear(m) @ lookup @ project(3)
     before = lookup @ project(query=3, key=3, value=linear(m) @ linear(3))
-    x = normal(T, D, seed=seed)
+    x = single(T, D, seed=seed)
     params = drawn(after, x)
     value = {"linear": params["project"]["value"], "linear_2": params["linear"]}
     inside = {"project": {**params["project"], "value": value}}
@@ -225,26 +225,26 @@ def test_linear_maps_slide_into_the_values(m, how, seed):
 
 def test_the_identity_as_keys_returns_the_values():
     one = jnp.eye(D)
-    asked = Entries(one, one, normal(D, 3, seed=1), Marks(rows(D), rows(D)))
+    asked = Entries(one, one, single(D, 3, seed=1), Marks(rows(D), rows(D)))
     for how in (identity, hardmax, relu, relu_squared, row_sum, sparsemax):
         # sparsemax is hard from a lead of 1 on.
         chex.assert_trees_all_equal(
             (aggregate() @ normalize(how) @ score(dot))({}, asked), asked.value
         )
     # A question that is no key mixes the values as it mixes the keys.
-    mixed = asked.replace(query=normal(D, D, seed=2))
+    mixed = asked.replace(query=single(D, D, seed=2))
     agree((aggregate() @ normalize(identity) @ score(dot))({}, mixed), mixed.query @ mixed.value)
 
 
 def test_without_activation_two_matrices_collapse_into_one():
-    term, x = aggregate() @ normalize(identity) @ score(dot) @ slots(7), normal(T, D, seed=1)
+    term, x = aggregate() @ normalize(identity) @ score(dot) @ slots(7), single(T, D, seed=1)
     params = drawn(term, x)
     table = params["slots"]
     agree(term(params, x), linear(D)({"kernel": table["key"].T @ table["value"]}, x))
 
 
 def test_a_dictionary_is_an_mlp():
-    term, x = aggregate() @ normalize(gelu) @ score(dot) @ slots(7), normal(T, D, seed=1)
+    term, x = aggregate() @ normalize(gelu) @ score(dot) @ slots(7), single(T, D, seed=1)
     params = drawn(term, x)
     table = params["slots"]
     mlp = linear(D) @ gelu @ linear(7)
@@ -303,7 +303,7 @@ def test_grouped_heads_are_heads_with_repeated_keys(groups, size):
         query=2, key=shared(linear(2), across="heads"), value=shared(linear(2), across="heads")
     )
     grouped, flat = heads(groups, heads(size, one)), heads(groups * size, apart)
-    x = normal(T, D, seed=1)
+    x = single(T, D, seed=1)
     params = drawn(grouped, x)
     kernels = params["heads"]["project"]
     assert kernels["query"]["kernel"].shape == (D, groups, size, 2)
@@ -359,6 +359,6 @@ def test_every_place_drops_numbers_of_its_own():
 
 
 def test_dropping_nothing_is_the_identity():
-    x = normal(T, D, seed=1)
+    x = single(T, D, seed=1)
     chex.assert_trees_all_equal(dropout(0.0)({}, x, rng=jax.random.key(3)), x)
     chex.assert_trees_all_equal(dropout(0.5)({}, x), x)

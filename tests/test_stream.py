@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from asking import GIVEN, ask, fast, given
 from hypothesis import strategies as st
+from plain import single
 from streams import (
     LENGTHS,
     MASKS,
@@ -19,7 +20,6 @@ from streams import (
     asked,
     both,
     lookup,
-    single,
 )
 
 from combinax.combinators import (

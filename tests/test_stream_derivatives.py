@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from asking import GIVEN, ask, fast
+from plain import single
 from streams import (
     D,
     agree,
     asked,
-    single,
 )
 
 from combinax.combinators import (
