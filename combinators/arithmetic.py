@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import ArrayLike
 
 from .branches import Branches
 from .core.arguments import as_term, is_number
@@ -15,10 +16,11 @@ from .core.context import Context
 from .core.dtypes import floating
 from .core.errors import CompositionError
 from .core.execution import Run
-from .core.kinds import Width, show, spec
+from .core.kinds import Kind, Width, show, spec
 from .core.printing import COMPOSITION, PRODUCT, SUM, Write, bracketed, equation
 from .core.records import Record, Scores, Weights, both, covered, either
 from .core.term import Term, form
+from .core.types import Value
 from .primitives import constant
 
 __all__ = ["add", "multiply", "subtract"]
@@ -35,7 +37,7 @@ class Pointwise(Branches):
     symbol: ClassVar[str]
     binding = SUM
 
-    def combine(self, a: Any, b: Any) -> Any:
+    def combine(self, a: Array, b: Array) -> Array:
         """The arithmetic, number by number."""
         raise NotImplementedError
 
@@ -50,7 +52,7 @@ class Pointwise(Branches):
             return f" {self.symbol} ".join(bracketed(part, inside) for part in self.parts)
         return super().text(write)
 
-    def flow(self, kind: Any) -> Any:
+    def flow(self, kind: Kind) -> Kind:
         kinds = [part.flow(kind) for part in self.parts]
         known = [k for k in self.varying(kinds) if k is not None]
         widths = {k.width for k in known if isinstance(k, Width) and k.width is not None}
@@ -60,13 +62,13 @@ class Pointwise(Branches):
             return Width(widths.pop())
         return known[0] if known else kinds[0]
 
-    def wire(self, run: Run, x: Any, context: Context) -> Any:
+    def wire(self, run: Run, x: Value, context: Context) -> Value:
         values = [run.part(self, i, x, context) for i in range(len(self.parts))]
         varying = self.varying(values)
         shapes = {tuple(jnp.shape(leaf) for leaf in jax.tree.leaves(table(v))) for v in varying}
         if len({type(v) for v in varying if isinstance(v, Record)}) > 1 or len(shapes) > 1:
             raise CompositionError(self.mixed([spec(v) for v in values]))
-        tables: Any = [v for v in varying if isinstance(v, Record)]
+        tables = [v for v in varying if isinstance(v, Record)]
         if any(one.value is not tables[0].value for one in tables):
             raise CompositionError(
                 f"{self.name} combines tables over the same values, and each of its parts has its "
@@ -78,15 +80,15 @@ class Pointwise(Branches):
                 values = [jnp.asarray(v, kind) for v in values]
         return functools.reduce(self.merge, values)
 
-    def varying(self, values: list[Any]) -> list[Any]:
+    def varying(self, values: list[Value]) -> list[Value]:
         """The values of the parts that are not constant: these have to agree in shape."""
         return [v for v, part in zip(values, self.parts, strict=True) if not part.constant]
 
-    def mixed(self, values: list[Any]) -> str:
+    def mixed(self, values: list[Value]) -> str:
         shown = " and ".join(map(show, values))
         return f"{self.name} combines values of one shape, and its parts give {shown}"
 
-    def merge(self, a: Any, b: Any) -> Any:
+    def merge(self, a: Value, b: Value) -> Value:
         match a, b:
             case Scores(), Scores():
                 visible = both(a.visible, b.visible)
@@ -110,12 +112,12 @@ class Pointwise(Branches):
         return self.combine(a, b)
 
 
-def as_number(value: Any, like: Array) -> Array:
+def as_number(value: ArrayLike, like: Array) -> Array:
     """A constant in the type of the table that it is combined with."""
     return floating(jnp.asarray(value)).astype(like.dtype)
 
 
-def table(value: Any) -> Any:
+def table(value: Value) -> Value:
     """The part of a value whose shape has to agree."""
     match value:
         case Scores(score=score, value=mixed):
@@ -133,7 +135,7 @@ class Add(Pointwise):
     word = "add"
     symbol = "+"
 
-    def combine(self, a: Any, b: Any) -> Any:
+    def combine(self, a: Array, b: Array) -> Array:
         return a + b
 
 
@@ -145,7 +147,7 @@ class Subtract(Pointwise):
     word = "subtract"
     symbol = "-"
 
-    def combine(self, a: Any, b: Any) -> Any:
+    def combine(self, a: Array, b: Array) -> Array:
         return a - b
 
 
@@ -158,14 +160,14 @@ class Multiply(Pointwise):
     symbol = "·"
     binding = PRODUCT
 
-    def combine(self, a: Any, b: Any) -> Any:
+    def combine(self, a: Array, b: Array) -> Array:
         return a * b
 
     def reached(self, a: Array | None, b: Array | None) -> Array | None:
         return both(a, b)
 
 
-def add(*terms: Any) -> Term:
+def add(*terms: Term | float) -> Term:
     """`add(f, g)(x)` is `f(x) + g(x)`; written `f + g`. A residual is `identity + f`.
 
     Works on arrays of one shape, and on Scores or Weights over the same values. Raises
@@ -180,7 +182,7 @@ def add(*terms: Any) -> Term:
     return Add((*(first.parts if isinstance(first, Add) else (first,)), *rest))
 
 
-def subtract(f: Any, g: Any) -> Term:
+def subtract(f: Term | float, g: Term | float) -> Term:
     """`subtract(f, g)(x)` is `f(x) - g(x)`; written `f - g`.
 
     >>> import jax.numpy as jnp
@@ -190,7 +192,7 @@ def subtract(f: Any, g: Any) -> Term:
     return Subtract((value_term(f, "subtract"), value_term(g, "subtract")))
 
 
-def multiply(*terms: Any) -> Term:
+def multiply(*terms: Term | float) -> Term:
     """`multiply(f, g)(x)` is `f(x) g(x)`, number by number. A gate (Shazeer 2020) is
     `multiply(silu @ linear(m), linear(m))`.
 
@@ -204,14 +206,14 @@ def multiply(*terms: Any) -> Term:
     return Multiply(tuple(value_term(term, "multiply") for term in terms))
 
 
-def value_term(value: Any, where: str) -> Term:
+def value_term(value: object, where: str) -> Term:
     """A term, where a number stands for the constant function."""
     if is_number(value):
         return constant(value)
     return as_term(value, where)
 
 
-def scaled(term: Term, factor: Any) -> Term:
+def scaled(term: Term, factor: Term | float) -> Term:
     """What `factor * term` means: a number or a learned constant, nothing else."""
     if isinstance(factor, Term) and not (factor.constant or term.constant):
         raise CompositionError(

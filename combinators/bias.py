@@ -11,13 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
 
 from .core.arguments import as_function, positive
 from .core.context import Context
 from .core.dtypes import counts_as, floating, widened
 from .core.errors import CompositionError
 from .core.guards import as_names
-from .core.kinds import Width, fits
+from .core.kinds import Kind, Width, fits
 from .core.leaf import Leaf, Stage, spread
 from .core.marks import Marks, Rows
 from .core.pairs import check_pairs
@@ -25,6 +27,7 @@ from .core.parameter import Parameter
 from .core.records import Scores
 from .core.source import PACKAGE
 from .core.term import Term, form
+from .core.types import Table, Value
 from .primitives import Source, read
 
 __all__ = ["Bias", "bias", "softcap", "temperature"]
@@ -33,10 +36,10 @@ __all__ = ["Bias", "bias", "softcap", "temperature"]
 class Elementwise(Stage):
     """A stage that needs nothing but the numbers: it acts on plain arrays, too."""
 
-    def flow(self, kind: Any) -> Any:
+    def flow(self, kind: Kind) -> Kind:
         return kind if isinstance(kind, Width) else super().flow(kind) if kind else None
 
-    def apply(self, params: Any, x: Any, context: Context) -> Any:
+    def apply(self, params: Mapping[str, Array], x: Value, context: Context) -> Value:
         if isinstance(x, Scores):
             return super().apply(params, x, context)
         return self.tile(self.operands(params, context), x, None)
@@ -56,7 +59,7 @@ class softcap(Elementwise):
         super().__post_init__()
         positive("cap", self.cap)
 
-    def tile(self, operands: Any, score: Array, marks: Marks | None) -> Array:
+    def tile(self, operands: PyTree[Array], score: Table, marks: Marks | None) -> Table:
         return self.cap * jnp.tanh(score / self.cap)
 
 
@@ -82,10 +85,10 @@ class temperature(Elementwise):
     def reads(self) -> frozenset[str]:
         return self.inner.reads if isinstance(self.inner, Source) else frozenset()
 
-    def parameters(self, x: Any) -> dict[str, Parameter]:
+    def parameters(self, x: Value) -> dict[str, Parameter]:
         return self.inner.parameters(x) if isinstance(self.inner, Source) else {}
 
-    def operands(self, params: Mapping[str, Array], context: Context) -> Any:
+    def operands(self, params: Mapping[str, Array], context: Context) -> PyTree[Array]:
         if not isinstance(self.inner, Source):
             return self.inner
         value = self.inner.apply(params, None, context)
@@ -94,13 +97,13 @@ class temperature(Elementwise):
             raise CompositionError(f"temperature is positive, and {self.inner!r} is {value}")
         return value
 
-    def tile(self, operands: Any, score: Array, marks: Marks | None) -> Array:
+    def tile(self, operands: PyTree[Array], score: Table, marks: Marks | None) -> Table:
         table = marks is not None and jnp.ndim(operands)
         wide = widened(score)
         divided = wide / as_scores(cut(operands, marks) if table else operands, wide)
         return divided.astype(counts_as(score))
 
-    def apply(self, params: Any, x: Any, context: Context) -> Any:
+    def apply(self, params: Mapping[str, Array], x: Value, context: Context) -> Value:
         if isinstance(x, Scores) and isinstance(self.inner, Source):
             check_table(self, self.operands(params, context), x)
         return super().apply(params, x, context)
@@ -151,12 +154,12 @@ class bias(Stage):
     def parameters(self, x: Scores) -> dict[str, Parameter]:
         return self.what.parameters(x) if isinstance(self.what, Leaf) else {}
 
-    def operands(self, params: Mapping[str, Array], context: Context) -> Any:
+    def operands(self, params: Mapping[str, Array], context: Context) -> PyTree[Array]:
         if isinstance(self.what, Source):
             return self.what.apply(params, None, context)
         return self.what.operands(params, context) if isinstance(self.what, Bias) else None
 
-    def tile(self, operands: Any, score: Array, marks: Any) -> Array:
+    def tile(self, operands: PyTree[Array], score: Table, marks: Any) -> Table:
         if isinstance(self.what, Source):
             added = cut(operands, marks)
         else:
@@ -168,13 +171,13 @@ class bias(Stage):
             )
         return score + as_scores(added, score)
 
-    def added(self, operands: Any, query: Rows, key: Rows) -> Array:
+    def added(self, operands: PyTree[Array], query: Rows, key: Rows) -> ArrayLike:
         """What a function of marks adds to the scores of a tile."""
         if isinstance(self.what, Bias):
             return self.what.tile(operands, Marks(query, key))
         return self.what(query, key)
 
-    def apply(self, params: Any, x: Scores, context: Context) -> Scores:
+    def apply(self, params: Mapping[str, Array], x: Scores, context: Context) -> Scores:
         operands = self.operands(params, context)
         marks: Any = spread(self, x.marks, context)
         if isinstance(self.what, Source):
@@ -184,12 +187,12 @@ class bias(Stage):
         return x.replace(score=self.tile(operands, x.score, marks))
 
 
-def as_scores(value: Any, score: Array) -> Array:
+def as_scores(value: ArrayLike, score: Array) -> Array:
     """Numbers that are computed with scores, in the type of the scores."""
     return floating(jnp.asarray(value)).astype(score.dtype)
 
 
-def check_table(stage: Term, table: Any, x: Scores) -> None:
+def check_table(stage: Term, table: ArrayLike, x: Scores) -> None:
     in_part = x.marks and x.marks.in_part  # of a tile the whole table is not known
     shape = jnp.shape(table)
     if not in_part and not fits(shape, x.score.shape):
@@ -200,7 +203,7 @@ def check_table(stage: Term, table: Any, x: Scores) -> None:
         )
 
 
-def cut(table: Any, marks: Marks | None) -> Array:
+def cut(table: ArrayLike, marks: Marks | None) -> Array:
     """The part of a captured (T, S) table that belongs to a tile."""
     padded = jnp.reshape(table, (1,) * (2 - jnp.ndim(table)) + jnp.shape(table))
     if marks is None:
@@ -211,10 +214,10 @@ def cut(table: Any, marks: Marks | None) -> Array:
 class Bias(Leaf):
     """What `bias` adds, as a function of a tile's marks, with parameters if it likes."""
 
-    def operands(self, params: Mapping[str, Array], context: Context) -> Any:
+    def operands(self, params: Mapping[str, Array], context: Context) -> PyTree[Array]:
         return params
 
-    def tile(self, operands: Any, marks: Marks) -> Array:
+    def tile(self, operands: PyTree[Array], marks: Marks) -> Table:
         raise NotImplementedError(f"{type(self).__name__} does not define tile")
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
+from jax import Array
 
 from .compose import listed
 from .core.arguments import as_term, at_least
 from .core.context import Context
 from .core.errors import CompositionError
 from .core.execution import Run
-from .core.kinds import Width, show, spec, told
+from .core.kinds import Kind, Width, show, spec, told
 from .core.leaf import Leaf
 from .core.printing import Write
 from .core.term import Term, form
+from .core.types import Value
 
 __all__ = ["columns", "fanout", "join", "parallel", "pick"]
 
@@ -43,10 +46,10 @@ class Fanout(Branches):
     parts: tuple[Term, ...]
     word = "fanout"
 
-    def flow(self, kind: Any) -> Any:
+    def flow(self, kind: Kind) -> Kind:
         return tuple(part.flow(kind) for part in self.parts)
 
-    def wire(self, run: Run, x: Any, context: Context) -> Any:
+    def wire(self, run: Run, x: Value, context: Context) -> Value:
         return tuple(run.part(self, i, x, context) for i in range(len(self.parts)))
 
 
@@ -72,13 +75,13 @@ class Join(Branches):
         axis = f", axis={self.axis}" if self.axis != -1 else ""
         return f"join({', '.join(map(write, self.parts))}{axis})"
 
-    def flow(self, kind: Any) -> Any:
+    def flow(self, kind: Kind) -> Kind:
         kinds = [part.flow(kind) for part in self.parts]
         widths = [k.width if isinstance(k, Width) else None for k in kinds]
         known = [width for width in widths if width is not None]
         return Width(sum(known) if self.axis == -1 and len(known) == len(widths) else None)
 
-    def wire(self, run: Run, x: Any, context: Context) -> Any:
+    def wire(self, run: Run, x: Value, context: Context) -> Value:
         values = [run.part(self, i, x, context) for i in range(len(self.parts))]
         if len({across(value.shape, self.axis) for value in values}) > 1:
             raise CompositionError(
@@ -113,19 +116,19 @@ class Parallel(Branches):
     parts: tuple[Term, ...]
     word = "parallel"
 
-    def check(self, value: Any) -> None:
+    def check(self, value: Value) -> None:
         if not isinstance(value, tuple) or len(value) != len(self.parts):
             raise CompositionError(
                 f"parallel of {len(self.parts)} takes a tuple of {len(self.parts)} and gets "
                 f"{show(value)}"
             )
 
-    def flow(self, kind: Any) -> Any:
-        kinds = (None,) * len(self.parts) if kind is None else kind
+    def flow(self, kind: Kind) -> Kind:
+        kinds: Any = (None,) * len(self.parts) if kind is None else kind
         self.check(kinds)
         return tuple(part.flow(k) for part, k in zip(self.parts, kinds, strict=True))
 
-    def wire(self, run: Run, x: Any, context: Context) -> Any:
+    def wire(self, run: Run, x: Value, context: Context) -> Value:
         self.check(x)
         return tuple(run.part(self, i, x[i], context) for i in range(len(self.parts)))
 
@@ -159,10 +162,10 @@ class pick(Leaf):
         if not isinstance(self.index, int) or isinstance(self.index, bool):
             raise CompositionError(f"pick takes the number of a part, not {told(self.index)}")
 
-    def flow(self, kind: Any) -> Any:
+    def flow(self, kind: Kind) -> Kind:
         return None if kind is None else self.apply({}, kind, Context())
 
-    def apply(self, params: Any, x: Any, context: Context) -> Any:
+    def apply(self, params: Mapping[str, Array], x: Value, context: Context) -> Value:
         if not isinstance(x, tuple):
             raise CompositionError(f"pick takes a tuple and gets {show(x)}")
         if not -len(x) <= self.index < len(x):

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
 
 from .core.arguments import as_term
 from .core.context import Context
 from .core.errors import Line, TermError, brief
 from .core.execution import Run
-from .core.kinds import Width, show, spec
+from .core.kinds import Kind, Width, show, spec
 from .core.lookup import Lookup, segments
 from .core.printing import COMPOSITION, Write, bracketed, equation
 from .core.records import Weights
 from .core.source import file_line
 from .core.term import Export, Term, form
+from .core.types import Value
 from .primitives import identity
 
 __all__ = ["compose"]
@@ -64,7 +64,7 @@ class Compose(Term):
     def segments(self) -> tuple[int | Lookup, ...]:
         return segments(self.parts)
 
-    def flow(self, kind: Any) -> Any:
+    def flow(self, kind: Kind) -> Kind:
         done: list[Done] = []
         for part in self.parts:
             try:
@@ -75,10 +75,10 @@ class Compose(Term):
             kind = after
         return kind
 
-    def wire(self, run: Run, x: Any, context: Context) -> Any:
+    def wire(self, run: Run, x: Value, context: Context) -> Value:
         done: list[Done] = []
 
-        def step(index: int, value: Any) -> Any:
+        def step(index: int, value: Value) -> Value:
             part = self.parts[index]
             try:
                 after = run.part(self, index, value, context)
@@ -104,7 +104,7 @@ class Compose(Term):
 
 def answers(parts: tuple[Term, ...]) -> bool:
     """Whether the parts in this order are a lookup that ends in an array."""
-    kinds: list[Any] = [None]
+    kinds: list[Kind] = [None]
     try:
         for part in parts:
             kinds.append(part.flow(kinds[-1]))
@@ -113,11 +113,11 @@ def answers(parts: tuple[Term, ...]) -> bool:
     return isinstance(kinds[-1], Width) and any(isinstance(kind, Weights) for kind in kinds)
 
 
-Done = tuple[Term, Any, Any]
+Done = tuple[Term, Value, Value]
 """A stage that has run, with what it took and what it gave."""
 
 
-def blamed(error: TermError, part: Term, done: list[Done], value: Any) -> TermError:
+def blamed(error: TermError, part: Term, done: list[Done], value: Value) -> TermError:
     """The error with the pipeline up to the stage at fault."""
     giver = f"what {brief(repr(done[-1][0]))} gives" if done else shape(value)
     return error.placed(f"{brief(repr(part))} cannot read {giver}", pipeline(done, part, part))
@@ -141,7 +141,7 @@ def pipeline(done: list[Done], last: Term, written: Term) -> list[Line]:
     return [*lines, Line(repr(last), where)]
 
 
-def shape(value: Any) -> str:
+def shape(value: Value) -> str:
     """A value or a kind in words, without its numbers."""
     return show(spec(value))
 

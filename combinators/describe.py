@@ -14,18 +14,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.core import Tracer
 
 from .core.arguments import as_term
 from .core.check import check_numbers, entering
 from .core.context import Context
 from .core.declare import Declare, declare, walk
+from .core.execution import Form, Repeated, SharedPart, Step
 from .core.kinds import show, spec
 from .core.leaf import Leaf, compute
 from .core.lookup import Lookup
-from .core.parameter import Parameter, map_declared
+from .core.parameter import Declarations, Parameter, map_declared
 from .core.records import Entries, Scores, Weights
 from .core.term import Term
+from .core.types import Value
 from .intervals.span import is_whole
 from .streaming.choose import Decision, asks, decide, inside_copies
 from .streaming.linear_attention import in_part
@@ -77,16 +80,16 @@ class Describe(Declare):
     Inside a lookup of a union, `decided` says that the parts run as that lookup does.
     """
 
-    def __init__(self, root: Any, path=(), aliases=None, rows=None, copies=(), decided=False):
+    def __init__(self, root: dict, path=(), aliases=None, rows=None, copies=(), decided=False):
         super().__init__(root, path, aliases)
         self.rows: list[Row] = [] if rows is None else rows
         self.around: tuple[tuple[str, int], ...] = copies
         self.decided = decided
 
-    def at(self, path: tuple[str, ...], aliases: Any = None) -> Describe:
+    def at(self, path: tuple[str, ...], aliases: Mapping[str, str] | None = None) -> Describe:
         return Describe(self.root, path, aliases, self.rows, self.around, self.decided)
 
-    def part(self, form: Any, index: int, x: Any, context: Context) -> Any:
+    def part(self, form: Any, index: int, x: Value, context: Context) -> Value:
         before = len(self.rows)
         y = super().part(form, index, x, context)
         path, _ = self.place(form.names[index])
@@ -94,12 +97,12 @@ class Describe(Declare):
             self.head(before, form.parts[index], path, y)
         return y
 
-    def head(self, before: int, term: Term, path: tuple[str, ...], y: Any) -> None:
+    def head(self, before: int, term: Term, path: tuple[str, ...], y: Value) -> None:
         """Put a line above the stages inside a form, unless one of them stands for all of it."""
         if not any(row.depth == len(path) for row in self.rows[before:]):
             self.rows.insert(before, Row(path, head_line(term, path), gives(y)))
 
-    def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
+    def leaf(self, term: Leaf, x: Value, context: Context) -> Value:
         y = super().leaf(term, x, context)
         work, products = counts(term, self.outputs, x, context)
         learned = nbytes(map_declared(self.outputs, shaped))
@@ -119,7 +122,7 @@ class Describe(Declare):
         """How often a stage here runs."""
         return math.prod(size for _, size in self.around)
 
-    def lookup(self, form: Any, lookup: Lookup, x: Any, context: Context, step: Any) -> Any:
+    def lookup(self, form: Form, lookup: Lookup, x: Value, context: Context, step: Step) -> Value:
         at, decided = len(self.rows), self.decided
         self.decided = decided or not isinstance(x, Entries)
         y = super().lookup(form, lookup, x, context, step)
@@ -133,21 +136,21 @@ class Describe(Declare):
             self.rows[at:] = [dataclasses.replace(inside[0], runs=str(decision)), *inside[1:]]
         return y
 
-    def mapped(self, form, x, context, size, axis, given, copies) -> Any:
+    def mapped(self, form, x, context, size, axis, given, copies) -> Value:
         self.around = (*self.around, (copies or "each", size))
         return super().mapped(form, x, inside_copies(context, size), size, axis, given, copies)
 
-    def repeated(self, form: Any, x: Any, context: Context) -> Any:
+    def repeated(self, form: Repeated, x: Value, context: Context) -> Value:
         self.around = (*self.around, ("layers", form.periods))
         return super().repeated(form, x, context)
 
-    def shared(self, form: Any, x: Any, context: Context) -> Any:
+    def shared(self, form: SharedPart, x: Value, context: Context) -> Value:
         if form.across == "heads":  # what does not differ from head to head is computed once
             last = max((i for i, (n, _) in enumerate(self.around) if n == "heads"), default=0)
             self.around = self.around[:last] + self.around[last + 1 :]
         return super().shared(form, x, context)
 
-    def everywhere(self, form: Any, x: Any, context: Context) -> Any:
+    def everywhere(self, form: Any, x: Value, context: Context) -> Value:
         before = len(self.rows)
         y = super().everywhere(form, x, context)
         self.head(before, form.parts[0], (form.label,), y)
@@ -178,7 +181,7 @@ def shaped(parameter: Parameter) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(parameter.shape, parameter.dtype)
 
 
-def counts(term: Leaf, declared: Mapping[str, Any], x: Any, context: Context) -> tuple[float, int]:
+def counts(term: Leaf, declared: Declarations, x: Value, context: Context) -> tuple[float, int]:
     """The FLOPs of one run of a leaf, as XLA counts them before it optimises, and its products."""
     params = map_declared(declared, shaped)
     leaves, tree = jax.tree.flatten((params, spec(x), spec(context)))
@@ -195,7 +198,7 @@ def counted_once(term: Leaf, leaves: tuple, tree: Any, _float_type: Any) -> tupl
     return analysis.get("flops", 0.0), lowered.as_text().count("stablehlo.dot_general")
 
 
-def reads(term: Leaf, x: Any) -> int:
+def reads(term: Leaf, x: Value) -> int:
     """The bytes of x that a stage reads: of a record only its part."""
     match x:
         case Entries(query=query, key=key):
@@ -227,7 +230,7 @@ def in_tiles(rows: list[Row], decision: Decision, x: Entries, y: Any, times: int
     return [first, *rest]
 
 
-def made(value: Any) -> dict[str, Any]:
+def made(value: Value) -> dict[str, Value]:
     """What a stage made, by name: of a record only the part that is new."""
     match value:
         case Entries(query=query, key=key, value=mixed, visible=None):
@@ -241,7 +244,7 @@ def made(value: Any) -> dict[str, Any]:
     return {"": value}
 
 
-def gives(value: Any) -> str:
+def gives(value: Value) -> str:
     """What a stage made, in a few words."""
     parts = made(value)
     if len(parts) > 1:
@@ -250,12 +253,12 @@ def gives(value: Any) -> str:
     return f"{name} {show(spec(part)).removesuffix(' bool')}".strip()
 
 
-def size(value: Any) -> int:
+def size(value: Value) -> int:
     """The bytes of what a stage made."""
     return nbytes(made(value))
 
 
-def nbytes(value: Any) -> int:
+def nbytes(value: Value) -> int:
     """The bytes of all arrays in a value."""
     leaves = jax.tree.leaves(spec(value))
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
@@ -329,7 +332,7 @@ class Description:
         return f"<table>{line(HEADER, 'th')}{body}{total}</table>"
 
 
-def describe(term: Term, x: Any, /, **names: Any) -> Description:
+def describe(term: Term, x: Value, /, **names: Value) -> Description:
     """The table of a term on an input: for every stage, in the order in which they run, what it
     gives, its parameters, its FLOPs, the bytes of what it gives (all copies, layers and rows
     together), and for every lookup what runs. x and the context may be abstract; integers and
@@ -357,10 +360,10 @@ def describe(term: Term, x: Any, /, **names: Any) -> Description:
     return Description(tuple(counted(run.rows, declared)))
 
 
-def known_facts(names: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def known_facts(names: Mapping[str, Value]) -> tuple[dict[str, Array], dict[str, Value]]:
     """What masks may be asked about, as arrays that are known; and the rest of a context."""
 
-    def is_known(value: Any) -> bool:
+    def is_known(value: Value) -> bool:
         array = isinstance(value, (int, np.ndarray, np.generic, jax.Array))
         return array and not isinstance(value, Tracer) and is_whole(jnp.result_type(value))
 
@@ -368,7 +371,7 @@ def known_facts(names: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
     return known, {name: value for name, value in names.items() if name not in known}
 
 
-def counted(rows: list[Row], declared: Mapping[str, Any]) -> list[Row]:
+def counted(rows: list[Row], declared: Declarations) -> list[Row]:
     """The rows with the parameters that lie at their paths, each counted where it stands first."""
     sizes: Counter[tuple[str, ...]] = Counter()
     for path, parameter in walk(declared):

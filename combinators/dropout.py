@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Int, UInt
 
 from .core.arguments import floats
 from .core.context import Context
 from .core.errors import CompositionError
+from .core.kinds import Kind
 from .core.leaf import Leaf
 from .core.marks import numbers, rows_at
 from .core.records import Weights
 from .core.term import form
+from .core.types import Table, Value
 
 __all__ = ["dropout"]
 
@@ -46,15 +49,18 @@ class dropout(Leaf):
                 f"rate is the probability of dropping, 0 <= rate < 1, not {self.rate!r}"
             )
 
-    def flow(self, kind: Any) -> Any:
+    def flow(self, kind: Kind) -> Kind:
         return kind
 
-    def operands(self, params: Any, context: Context) -> Array | None:
+    def operands(self, params: Mapping[str, Array], context: Context) -> UInt[Array, "2"] | None:
         if "rng" not in context or not self.rate:
             return None
         return jax.random.bits(context["rng"], (2,), jnp.uint32)
 
-    def tile(self, operands: Array | None, weight: Array, rows: Array, columns: Array) -> Array:
+    def tile(
+        self, operands: UInt[Array, "2"] | None, weight: Table,
+        rows: Int[Array, "t 1"], columns: Int[Array, "s"],
+    ) -> Table:  # fmt: skip
         """One tile: rows and columns broadcast to the address of each number."""
         if operands is None:
             return weight
@@ -62,7 +68,7 @@ class dropout(Leaf):
         kept = bits >= jnp.uint32(min(round(self.rate * 2**32), 2**32 - 1))
         return jnp.where(kept, weight / (1 - self.rate), 0)
 
-    def apply(self, params: Any, x: Any, context: Context) -> Any:
+    def apply(self, params: Mapping[str, Array], x: Value, context: Context) -> Value:
         seed = self.operands(params, context)
         if seed is None:
             return x

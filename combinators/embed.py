@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer, max_dim
+from jaxtyping import Float, Int
 
 from .core.arguments import as_term, at_least
 from .core.context import Context
 from .core.errors import CompositionError
 from .core.execution import Run
-from .core.kinds import Width, show, symbolic
+from .core.kinds import Kind, Width, show, symbolic
 from .core.leaf import Leaf
 from .core.marks import Range
 from .core.mesh import entries_at
 from .core.parameter import Parameter
 from .core.printing import Write
 from .core.term import Term, form
+from .core.types import Value
 from .wrappers import sums
 
 __all__ = ["embed", "tied"]
@@ -29,7 +31,9 @@ __all__ = ["embed", "tied"]
 small_normal = jax.nn.initializers.normal(0.02)
 
 
-def looked_up(table: Array, index: Any, what: str) -> Array:
+def looked_up(
+    table: Float[Array, "n d"], index: Int[Array, "*T"] | Range, what: str
+) -> Float[Array, "*T d"]:
     """Rows of a table. Past its ends: an error where the index is known, NaN where it is traced."""
     if isinstance(index, Range):
         check_inside(what, index.start, index.stop - 1, len(table))
@@ -78,17 +82,19 @@ class embed(Leaf):
         super().__post_init__()
         at_least(1, self, vocabulary=self.vocabulary, width=self.width)
 
-    def flow(self, kind: Any) -> Any:
+    def flow(self, kind: Kind) -> Kind:
         super().flow(kind)
         return Width(self.width)
 
-    def parameters(self, x: Any) -> dict[str, Parameter]:
+    def parameters(self, x: Int[Array, "*T"]) -> dict[str, Parameter]:
         if not jnp.issubdtype(x.dtype, jnp.integer):
             raise CompositionError(f"embed takes integers and gets {show(x)}")
         axes = ("vocabulary", "out")
         return {"table": Parameter((self.vocabulary, self.width), small_normal, axes)}
 
-    def apply(self, params: Mapping[str, Array], x: Array, context: Context) -> Array:
+    def apply(
+        self, params: Mapping[str, Array], x: Int[Array, "*T"], context: Context
+    ) -> Float[Array, "*T d"]:
         return looked_up(params["table"], jnp.asarray(x), "token")
 
 
@@ -106,7 +112,7 @@ class Unembed(Leaf):
     def name(self) -> str:
         return "embed"
 
-    def parameters(self, x: Any) -> dict[str, Parameter]:
+    def parameters(self, x: Float[Array, "*T d"]) -> dict[str, Parameter]:
         if x.shape[-1] != self.embed.width:
             raise CompositionError(
                 f"tied scores vectors with the table of {self.embed!r}, so the body has to end "
@@ -115,7 +121,9 @@ class Unembed(Leaf):
         axes = ("vocabulary", "out")
         return {"table": Parameter((self.embed.vocabulary, self.embed.width), small_normal, axes)}
 
-    def apply(self, params: Mapping[str, Array], x: Array, context: Context) -> Array:
+    def apply(
+        self, params: Mapping[str, Array], x: Float[Array, "*T d"], context: Context
+    ) -> Float[Array, "*T vocabulary"]:
         contracted = ((x.ndim - 1,), (1,)), ((), ())  # the table as it lies: no step transposes it
         logits = jax.lax.dot_general(
             x, params["table"], contracted, preferred_element_type=sums(x, context)
@@ -143,7 +151,7 @@ class Tied(Term):
     def text(self, write: Write) -> str:
         return f"tied({write(self.embed)}, {write(self.body)})"
 
-    def flow(self, kind: Any) -> Any:
+    def flow(self, kind: Kind) -> Kind:
         after = self.body.flow(self.embed.flow(kind))
         if isinstance(after, Width) and after.width not in (None, self.embed.width):
             raise CompositionError(
@@ -152,7 +160,7 @@ class Tied(Term):
             )
         return Width(self.embed.vocabulary)
 
-    def wire(self, run: Run, x: Any, context: Context) -> Any:
+    def wire(self, run: Run, x: Value, context: Context) -> Value:
         x = run.part(self, 0, x, context)
         x = run.part(self, 1, x, context)
         return Unembed(self.embed).wire(run.enter(self.names[0]), x, context)

@@ -9,7 +9,7 @@ It is imported by its own name, `combinax.combinators.flax`, because flax.nnx is
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -17,16 +17,19 @@ import jax.numpy as jnp
 from flax import linen, nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import PyTree
 
 from .core.arguments import as_term
 from .core.context import Context
 from .core.errors import CompositionError
-from .core.kinds import spec
+from .core.kinds import Kind, spec
 from .core.leaf import Leaf
 from .core.parameter import Parameter
 from .core.printing import Write
 from .core.source import reference
 from .core.term import Term, form
+from .core.types import Params, Value
 
 __all__ = ["Network", "from_linen", "from_nnx"]
 
@@ -39,17 +42,17 @@ class Module(Leaf):
 
     random = True
 
-    def drawn(self, key: Array, x: Any) -> dict[str, Any]:
+    def drawn(self, key: Array, x: Value) -> dict[str, PyTree[Array]]:
         """What the module learns, drawn from a key, for an abstract input."""
         raise NotImplementedError(f"{type(self).__name__} does not define drawn")
 
-    def flow(self, kind: Any) -> Any:
+    def flow(self, kind: Kind) -> Kind:
         return None
 
-    def parameters(self, x: Any) -> dict[str, Any]:
+    def parameters(self, x: Value) -> dict[str, PyTree[Parameter]]:
         x = spec(x)
 
-        def one(path: Any, leaf: Any) -> Parameter:
+        def one(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> Parameter:
             axes = ("in",) * (leaf.ndim - 1) + ("out",) * min(leaf.ndim, 1)
             names = tuple(step.key for step in path)
             return Parameter(leaf.shape, Drawn(self, x, names), axes, leaf.dtype)
@@ -57,7 +60,7 @@ class Module(Leaf):
         learned = jax.eval_shape(lambda key: self.drawn(key, x), jax.random.key(0))
         return jax.tree_util.tree_map_with_path(one, learned)
 
-    def only(self, other: Any) -> None:
+    def only(self, other: Collection[str]) -> None:
         """Terms have no state."""
         if other:
             kinds = ", ".join(sorted(other))
@@ -69,10 +72,10 @@ class Drawn:
     """An initializer: one of the arrays that a module draws, the others unused."""
 
     module: Module
-    x: Any
+    x: Value
     path: tuple[str, ...]
 
-    def __call__(self, key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+    def __call__(self, key: Array, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
         drawn: Any = flatten_dict(self.module.drawn(key, self.x))
         return drawn[self.path].astype(dtype)
 
@@ -115,7 +118,7 @@ class from_linen(Module):
         ]
         return f"from_linen({reference(type(self.module))}({', '.join(shown)}))"
 
-    def drawn(self, key: Array, x: Any) -> dict[str, Any]:
+    def drawn(self, key: Array, x: Value) -> dict[str, PyTree[Array]]:
         keys = {"params": key, "dropout": key}
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), x)
         kept = dict(self.module.init(keys, zeros))
@@ -123,7 +126,7 @@ class from_linen(Module):
         self.only(kept)
         return params
 
-    def apply(self, params: Mapping[str, Any], x: Any, context: Context) -> Any:
+    def apply(self, params: Params, x: Value, context: Context) -> Value:
         rngs = {"dropout": context["rng"]} if "rng" in context else None
         return self.module.apply({"params": params}, x, rngs=rngs)
 
@@ -171,14 +174,14 @@ class from_nnx(Module):
     def made(self, key: Array) -> nnx.Module:
         return self.module(*self.arguments, rngs=nnx.Rngs(key), **dict(self.options))
 
-    def drawn(self, key: Array, x: Any) -> dict[str, Any]:
+    def drawn(self, key: Array, x: Value) -> dict[str, PyTree[Array]]:
         _, learned, _, other = nnx.split(self.made(key), nnx.Param, nnx.RngState, ...)
         self.only({type(variable).__name__ for _, variable in nnx.to_flat_state(other)})
         return unflatten_dict(
             {names(path): variable[...] for path, variable in nnx.to_flat_state(learned)}
         )
 
-    def apply(self, params: Mapping[str, Any], x: Any, context: Context) -> Any:
+    def apply(self, params: Params, x: Value, context: Context) -> Value:
         module = nnx.eval_shape(self.made, jax.random.key(0))
         if "rng" not in context:
             module.eval()
@@ -195,7 +198,7 @@ class from_nnx(Module):
         return nnx.merge(graph, nnx.from_flat_state(filled))(x)
 
 
-def names(path: tuple[Any, ...]) -> tuple[str, ...]:
+def names(path: tuple[object, ...]) -> tuple[str, ...]:
     """A path of nnx, which numbers the modules of a list, in names."""
     return tuple(map(str, path))
 
@@ -218,10 +221,10 @@ class Network(nnx.Module):
     ((2, 3), (4, 3))
     """
 
-    def __init__(self, term: Term, x: Any, /, *, rngs: nnx.Rngs, **context: Any):
+    def __init__(self, term: Term, x: Value, /, *, rngs: nnx.Rngs, **context: Value):
         self.term = as_term(term, "Network")
         self.params = nnx.data(jax.tree.map(nnx.Param, term.init(rngs.params(), x, **context)))
 
-    def __call__(self, x: Any, /, **context: Any) -> Any:
+    def __call__(self, x: Value, /, **context: Value) -> Value:
         params = nnx.to_pure_dict(nnx.state(self, nnx.Param)).get("params", {})
         return self.term(params, x, **context)

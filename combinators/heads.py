@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jaxtyping import PyTree
 
 from .core.arguments import as_term, at_least
 from .core.context import Context
@@ -13,11 +16,12 @@ from .core.dtypes import numbered
 from .core.errors import CompositionError
 from .core.execution import Run
 from .core.guards import unread
-from .core.kinds import Width, show
+from .core.kinds import Kind, Width, show
 from .core.leaf import Leaf
 from .core.printing import Write
 from .core.source import documented
 from .core.term import Term, form
+from .core.types import Params, Value
 from .repeat import folded
 
 __all__ = ["copies", "heads", "total"]
@@ -59,7 +63,7 @@ class Copies(Term):
         values = "".join(f", {name}={value!r}" for name, value in self.given_values)
         return f"{self.word}({self.count}, {write(self.term)}{values})"
 
-    def flow(self, kind: Any) -> Any:
+    def flow(self, kind: Kind) -> Kind:
         after = self.term.flow(kind)
         if not self.joined:
             return None
@@ -68,7 +72,7 @@ class Copies(Term):
         width = after.width if after is not None else None
         return Width(width and width * self.count)
 
-    def wire(self, run: Run, x: Any, context: Context) -> Any:
+    def wire(self, run: Run, x: Value, context: Context) -> Value:
         values = {name: jnp.asarray(values) for name, values in self.given_values}
         given = numbered(values, self.term.row_facts)
         if "rng" in context:
@@ -80,7 +84,7 @@ class Copies(Term):
         return last.reshape(*last.shape[:-2], last.shape[-2] * last.shape[-1])
 
 
-def copies(count: int, term: Term, /, **values: Any) -> Term:
+def copies(count: int, term: Term, /, **values: Array | np.ndarray | Sequence) -> Term:
     """`copies(n, f)` is f n times side by side, with parameters of their own: x -> (n, …).
 
     Parameters are stacked on the axis before the last. A keyword value with n entries is given
@@ -95,7 +99,7 @@ def copies(count: int, term: Term, /, **values: Any) -> Term:
     return make_copies("copies", count, term, values, joined=False)
 
 
-def heads(count: int, term: Term, /, **values: Any) -> Term:
+def heads(count: int, term: Term, /, **values: Array | np.ndarray | Sequence) -> Term:
     """`heads(n, f)` is n copies of f, joined on the last axis: x -> (T, n · e).
 
     Every copy learns for itself, except for what is `shared(…, across="heads")`; each knows which
@@ -111,7 +115,7 @@ def heads(count: int, term: Term, /, **values: Any) -> Term:
     return make_copies("heads", count, term, values, joined=True)
 
 
-def make_copies(word: str, count: int, term: Term, values: dict[str, Any], joined: bool) -> Term:
+def make_copies(word: str, count: int, term: Term, values: Mapping[str, Any], joined: bool) -> Term:
     if isinstance(count, Term):
         raise CompositionError(f"{word} takes the number first: {word}(n, {count!r})")
     term = as_term(term, word)
@@ -124,7 +128,7 @@ def make_copies(word: str, count: int, term: Term, values: dict[str, Any], joine
     return Copies(count, term, given_values, joined)
 
 
-def plain(values: Any) -> Any:
+def plain(values: PyTree) -> PyTree:
     """Nested lists as tuples, which a term may hold."""
     return tuple(map(plain, values)) if isinstance(values, list) else values
 
@@ -137,10 +141,10 @@ class Total(Leaf):
     word = "total"
     bare = True
 
-    def flow(self, kind: Any) -> Any:
+    def flow(self, kind: Kind) -> Kind:
         return None
 
-    def apply(self, params: Any, x: Any, context: Context) -> Any:
+    def apply(self, params: Params, x: Array, context: Context) -> Array:
         return jnp.sum(x, 0)
 
 

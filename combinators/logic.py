@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 
 from jax import Array
+from jaxtyping import Bool
 
 from .core.errors import CompositionError
 from .core.guards import as_names
 from .core.kinds import told
-from .core.marks import Rows
+from .core.marks import PairFunction, Rows
 from .core.source import reference
 from .intervals.program import Program
 from .intervals.three_valued import ANYTHING, Maybe, truth
@@ -20,6 +20,7 @@ from .primitives import read
 __all__ = ["Predicate", "predicate"]
 
 Class = TypeVar("Class")
+Answer = TypeVar("Answer", Array, Maybe)
 
 
 @dataclass_transform(frozen_default=True)
@@ -41,7 +42,7 @@ class Predicate:
     each_row: tuple[str, ...] = ()
     """Context that has one entry per row, where a single number cannot be meant."""
 
-    def __call__(self, query: Rows, key: Rows) -> Array:
+    def __call__(self, query: Rows, key: Rows) -> Bool[Array, "t s"]:
         raise NotImplementedError(f"{type(self).__name__} does not define __call__")
 
     def ask(self, query: Rows, key: Rows, computing: bool = True) -> Maybe:
@@ -64,10 +65,10 @@ class Predicate:
         """The predicates that it is put together from."""
         return (self,)
 
-    def __and__(self, other: Any) -> Predicate:
+    def __and__(self, other: Predicate | read | PairFunction) -> Predicate:
         return Both(self, as_predicate(other))
 
-    def __or__(self, other: Any) -> Predicate:
+    def __or__(self, other: Predicate | read | PairFunction) -> Predicate:
         return Either(self, as_predicate(other))
 
     def __invert__(self) -> Predicate:
@@ -113,7 +114,7 @@ class Pair(Predicate):
     def leaves(self):
         return self.first.leaves + self.second.leaves
 
-    def join(self, first: Any, second: Any) -> Any:
+    def join(self, first: Answer, second: Answer) -> Answer:
         raise NotImplementedError(f"{type(self).__name__} does not define join")
 
     def __repr__(self) -> str:
@@ -122,7 +123,7 @@ class Pair(Predicate):
         first = f"({self.first!r})" if left else repr(self.first)
         return f"{first} {self.symbol} {apart(self.second)}"
 
-    def __call__(self, query: Rows, key: Rows) -> Array:
+    def __call__(self, query: Rows, key: Rows) -> Bool[Array, "t s"]:
         return self.join(self.first(query, key), self.second(query, key))
 
     def ask(self, query: Rows, key: Rows, computing: bool = True) -> Maybe:
@@ -134,7 +135,7 @@ class Pair(Predicate):
 class Both(Pair):
     symbol = "&"
 
-    def join(self, first: Any, second: Any) -> Any:
+    def join(self, first: Answer, second: Answer) -> Answer:
         return first & second
 
 
@@ -142,7 +143,7 @@ class Both(Pair):
 class Either(Pair):
     symbol = "|"
 
-    def join(self, first: Any, second: Any) -> Any:
+    def join(self, first: Answer, second: Answer) -> Answer:
         return first | second
 
 
@@ -166,7 +167,7 @@ class Not(Predicate):
     def each_row(self):
         return self.inner.each_row
 
-    def __call__(self, query: Rows, key: Rows) -> Array:
+    def __call__(self, query: Rows, key: Rows) -> Bool[Array, "t s"]:
         return ~truth(self.inner(query, key))
 
     def ask(self, query: Rows, key: Rows, computing: bool = True) -> Maybe:
@@ -204,7 +205,7 @@ class predicate(Predicate):
     causal
     """
 
-    function: Callable[[Rows, Rows], Array]
+    function: PairFunction
     names: str | tuple[str, ...] = ()
     label: str = ""
 
@@ -216,7 +217,7 @@ class predicate(Predicate):
         names = as_names(self.names, "predicate")
         return names, names
 
-    def __call__(self, query: Rows, key: Rows) -> Array:
+    def __call__(self, query: Rows, key: Rows) -> Bool[Array, "t s"]:
         return truth(self.function(query, key))
 
     def __repr__(self) -> str:
@@ -238,14 +239,14 @@ class captured(Predicate):
     def tables(self):
         return (self.name,)
 
-    def __call__(self, query: Rows, key: Rows) -> Array:
+    def __call__(self, query: Rows, key: Rows) -> Bool[Array, "t s"]:
         return key.take(query[self.name], 1)
 
     def __repr__(self) -> str:
         return f"read({self.name!r})"
 
 
-def as_predicate(what: Any) -> Predicate:
+def as_predicate(what: object) -> Predicate:
     """The predicate that a user means by a predicate, a function of marks, or `read(name)`."""
     if isinstance(what, Predicate):
         return what

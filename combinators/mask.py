@@ -13,16 +13,19 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import Bool
 
 from .core.context import Context
 from .core.errors import CompositionError
-from .core.kinds import fits, mistaken, symbolic
+from .core.kinds import Kind, fits, mistaken, symbolic
 from .core.leaf import Leaf, after_union, spread
 from .core.marks import Marks, Range, Rows
 from .core.pairs import check_pairs
 from .core.records import Entries, Scores
 from .core.source import PACKAGE
 from .core.term import form
+from .core.types import Value
 from .intervals.span import Span
 from .logic import Predicate, as_predicate, predicate
 
@@ -37,7 +40,7 @@ def check_fits(what: str, shape: tuple[int, ...], table: tuple[int, int]) -> Non
         )
 
 
-def check_table(name: str, table: Any, shape: tuple[int, int]) -> None:
+def check_table(name: str, table: ArrayLike, shape: tuple[int, int]) -> None:
     if jnp.result_type(table) != jnp.bool_:
         raise CompositionError(
             f"a mask is boolean, True = may attend; {name} is {jnp.result_type(table)}: pass "
@@ -96,12 +99,12 @@ class mask(Leaf):
     def reads(self) -> frozenset[str]:
         return frozenset().union(*self.facts)
 
-    def flow(self, kind: Any) -> Any:
+    def flow(self, kind: Kind) -> Kind:
         if kind is None or isinstance(kind, (Entries, Scores)):
             return kind
         raise CompositionError(mistaken(self, "scores", kind))
 
-    def visible(self, marks: Any) -> Array:
+    def visible(self, marks: Marks) -> Bool[Array, "t s"]:
         """What a tile's queries may see: boolean, broadcasting to (t, s)."""
         visible = jnp.asarray(self.predicate(marks.query, marks.key))
         if visible.dtype != jnp.bool_:
@@ -110,7 +113,7 @@ class mask(Leaf):
             )
         return visible
 
-    def apply(self, params: Mapping[str, Array], x: Any, context: Context) -> Any:
+    def apply(self, params: Mapping[str, Array], x: Value, context: Context) -> Value:
         if not isinstance(x, (Entries, Scores)):
             raise CompositionError(mistaken(self, "scores", x))
         if x.marks is None:

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float
 
 from .core.arguments import boolean, floats, is_number
 from .core.context import Context
 from .core.errors import CompositionError
-from .core.kinds import told
+from .core.kinds import Kind, told
 from .core.leaf import Leaf
-from .core.parameter import Parameter
+from .core.parameter import Initializer, Parameter
 from .core.term import form
 from .wrappers import sums
 
 __all__ = ["layer_norm", "rms_norm"]
 
 
-def vector(init: Any, x: Any) -> Parameter:
+def vector(init: Initializer, x: Array) -> Parameter:
     return Parameter(x.shape[-1:], init, ("out",))
 
 
@@ -43,7 +43,7 @@ class Norm(Leaf):
                 "width is that of x"
             )
 
-    def flow(self, kind: Any) -> Any:
+    def flow(self, kind: Kind) -> Kind:
         super().flow(kind)
         return kind
 
@@ -63,11 +63,13 @@ class rms_norm(Norm):
     eps: float = 1e-6
     gain: bool = dataclasses.field(default=True, kw_only=True)
 
-    def parameters(self, x: Any) -> dict[str, Parameter]:
+    def parameters(self, x: Float[Array, "*T d"]) -> dict[str, Parameter]:
         floats(self, x)
         return {"scale": vector(jax.nn.initializers.ones, x)} if self.gain else {}
 
-    def apply(self, params: Mapping[str, Array], x: Array, context: Context) -> Array:
+    def apply(
+        self, params: Mapping[str, Array], x: Float[Array, "*T d"], context: Context
+    ) -> Float[Array, "*T d"]:
         wide = x.astype(sums(x, context))
         size = jax.lax.rsqrt(jnp.mean(jnp.square(wide), -1, keepdims=True) + self.eps)
         scale = params["scale"].astype(wide.dtype) if self.gain else 1
@@ -89,12 +91,14 @@ class layer_norm(Norm):
     eps: float = 1e-5
     gain: bool = dataclasses.field(default=True, kw_only=True)
 
-    def parameters(self, x: Any) -> dict[str, Parameter]:
+    def parameters(self, x: Float[Array, "*T d"]) -> dict[str, Parameter]:
         floats(self, x)
         ones, zeros = jax.nn.initializers.ones, jax.nn.initializers.zeros
         return {"scale": vector(ones, x), "bias": vector(zeros, x)} if self.gain else {}
 
-    def apply(self, params: Mapping[str, Array], x: Array, context: Context) -> Array:
+    def apply(
+        self, params: Mapping[str, Array], x: Float[Array, "*T d"], context: Context
+    ) -> Float[Array, "*T d"]:
         wide = x.astype(sums(x, context))
         centred = wide - jnp.mean(wide, -1, keepdims=True)
         size = jax.lax.rsqrt(jnp.mean(jnp.square(centred), -1, keepdims=True) + self.eps)

@@ -7,23 +7,25 @@ works on rows (`softmax`: hints compete).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float
 
 from .core.arguments import as_function
 from .core.context import Context
 from .core.dtypes import widened
 from .core.errors import CompositionError
-from .core.kinds import Width, mistaken, show
+from .core.kinds import Kind, Width, mistaken, show
 from .core.leaf import Leaf
 from .core.parameter import Parameter
 from .core.printing import Write
 from .core.records import Scores, Weights
 from .core.source import reference
 from .core.term import form
+from .core.types import Table, Visible
 from .primitives import pointwise
 from .softmax import RowNormalizer, Streaming, prepared, shown, without_infinity
 
@@ -42,26 +44,32 @@ class Elementwise(Streaming):
         x = without_infinity(x)  # the functions of this package are finite at 0
         return x.replace(score=shown(x.score, x.visible, 0))
 
-    def reference(self, score: Array, visible: Array | None) -> Array:
+    def reference(self, score: Table, visible: Visible) -> Float[Array, "t"]:
         return jnp.zeros_like(score, shape=score.shape[:1])
 
-    def weigh(self, score: Array, visible: Array | None, reference: Array) -> Array:
+    def weigh(self, score: Table, visible: Visible, reference: Float[Array, "t"]) -> Table:
         return shown(self.function.function(score), visible, 0)
 
-    def rescale(self, old: Array, new: Array) -> Array:
+    def rescale(self, old: Float[Array, "t"], new: Float[Array, "t"]) -> Float[Array, "t"]:
         return jnp.ones_like(old)
 
-    def divisor(self, total: Array) -> Array:
+    def divisor(self, total: Float[Array, "t"]) -> Float[Array, "t"]:
         return jnp.ones_like(total)
 
-    def weights(self, score: Array, visible: Array | None) -> Array:
+    def weights(self, score: Table, visible: Visible) -> Table:
         return self.weigh(score, visible, score)
 
 
 # The word
 
 
-def takes_visible(function: Any) -> bool:
+class NormalizerFunction(Protocol):
+    """A function of a whole table of scores and of what is visible: its weights."""
+
+    def __call__(self, score: Table, visible: Visible, /) -> Table: ...
+
+
+def takes_visible(function: Callable) -> bool:
     """Whether a function asks for two arguments. A second one with a default is another's, such as
     an axis, unless it is called visible."""
     try:
@@ -90,7 +98,7 @@ class normalize(Leaf):
 
     rowwise = True
 
-    how: Any
+    how: pointwise | RowNormalizer | NormalizerFunction
 
     def __post_init__(self):
         super().__post_init__()
@@ -107,7 +115,7 @@ class normalize(Leaf):
     def text(self, write: Write) -> str:
         return f"normalize({reference(self.how)})"
 
-    def flow(self, kind: Any) -> Any:
+    def flow(self, kind: Kind) -> Kind:
         if kind is None:
             return Weights(Width(), Width())
         if not isinstance(kind, Scores):
@@ -115,7 +123,7 @@ class normalize(Leaf):
         return Weights(Width(), kind.value)
 
     @property
-    def rows(self) -> Any:
+    def rows(self) -> RowNormalizer | NormalizerFunction:
         """How a row of scores becomes weights: a RowNormalizer, or a function of a whole table."""
         return Elementwise(self.how) if isinstance(self.how, pointwise) else self.how
 
@@ -137,7 +145,7 @@ class normalize(Leaf):
             weight = self.weights(params, columns)[:, jnp.argsort(order)]
         return Weights(weight, x.value, x.marks, x.active_keys, x.order)
 
-    def weights(self, params: Mapping[str, Array], x: Scores) -> Array:
+    def weights(self, params: Mapping[str, Array], x: Scores) -> Table:
         if isinstance(self.rows, RowNormalizer):
             x = self.rows.prepared(x)
             weight = self.rows.weights(x.score, x.visible, **params)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from .core.apply import Apply, call
 from .core.arguments import as_term
 from .core.context import Context, OwnNames
-from .core.execution import put
+from .core.execution import Form, Repeated, put
 from .core.term import Term
+from .core.types import Outputs, Params, Value
 
 __all__ = ["observe"]
 
@@ -18,18 +18,20 @@ __all__ = ["observe"]
 class Observe(Apply):
     """The plain meaning, keeping what every part gives under the part's name."""
 
-    def part(self, form: Any, index: int, x: Any, context: Context) -> Any:
+    def part(self, form: Form, index: int, x: Value, context: Context) -> Value:
         y = super().part(form, index, x, context)
         name = form.names[index]
         if isinstance(name, str) and name:
             self.outputs = put(self.outputs, name, {"": y})
         return y
 
-    def block(self, form: Any, layer: int, context: Context, x: Any) -> tuple[Any, Any]:
+    def block(
+        self, form: Repeated, layer: int, context: Context, x: Value
+    ) -> tuple[Value, Outputs]:
         y, kept = super().block(form, layer, context, x)
         return y, {"": y, **kept}
 
-    def mapped(self, form, x, context, size, axis, given, copies) -> Any:
+    def mapped(self, form, x, context, size, axis, given, copies) -> Value:
         y = super().mapped(form, x, context, size, axis, given, copies)
         name = form.names[0]
         if isinstance(name, str) and name:
@@ -44,12 +46,14 @@ class Observed:
     term: Term
     __signature__ = OwnNames()
 
-    def __call__(self, params: Mapping[str, Any], x: Any, /, **context: Any) -> tuple[Any, dict]:
+    def __call__(
+        self, params: Params, x: Value, /, **context: Value
+    ) -> tuple[Value, dict[str, Value]]:
         y, kept = call(self.term, params, x, context, Observe)
         return y, dict(flat(kept, ()))
 
 
-def flat(tree: Mapping[str, Any], path: tuple[str, ...]):
+def flat(tree: Outputs, path: tuple[str, ...]) -> Iterator[tuple[str, Value]]:
     for name, value in tree.items():
         if name == "":
             yield "/".join(path), value

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any
 
 from .arithmetic import add, scaled, subtract
 from .compose import compose
@@ -16,23 +15,24 @@ from .core.apply import call
 from .core.arguments import NOTHING
 from .core.declare import Init
 from .core.term import Term
+from .core.types import Params, Value
 from .repeat import repeat
 from .streaming.choose import Choose
 
 __all__ = ["install"]
 
 
-def swapped(word: Callable[[Any, Any], Term]) -> Callable[[Any, Any], Term]:
+def swapped(word: Callable[..., Term]) -> Callable[[Term, object], Term]:
     """The operator for a term on the right of a value that is none."""
     return lambda term, other: word(other, term)
 
 
-def run(term: Term, params: Any = NOTHING, x: Any = NOTHING, /, **context: Any) -> Any:
+def run(term: Term, params: Params = NOTHING, x: Value = NOTHING, /, **context: Value) -> Value:
     """Run the term: pure, so it goes into jit, vmap, grad and the rest as it is."""
     return call(term, params, x, context, Choose)[0]
 
 
-OPERATORS: Mapping[str, Any] = {
+OPERATORS: Mapping[str, object] = {
     "init": cached_property(Init),  # JAX keeps what it compiles as long as the function lives
     "__call__": run,
     "__matmul__": compose,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +17,7 @@ from .core.marks import Marks
 from .core.mesh import entries_at
 from .core.parameter import Parameter
 from .core.term import form
+from .core.types import Table, Value
 
 __all__ = ["alibi", "alibi_slopes", "relative", "t5_buckets"]
 
@@ -32,13 +32,13 @@ class Alibi(Bias):
     word = "alibi"
     bare = True
 
-    def operands(self, params: Any, context: Context) -> Array:
+    def operands(self, params: Mapping[str, Array], context: Context) -> Array:
         head = context.scope.head
         if head is None:
             raise CompositionError("alibi gives each head a slope: use it inside heads(n, …)")
         return entries_at(jnp.asarray(alibi_slopes(head.count)), head.index)
 
-    def tile(self, operands: Array, marks: Marks) -> Array:
+    def tile(self, operands: Array, marks: Marks) -> Table:
         apart = jnp.abs(marks.query.position - marks.key.position)
         return -operands * apart.astype(operands.dtype)
 
@@ -68,14 +68,14 @@ class Distances(Bias):
         """The entry of the table for every distance from -reach to reach."""
         raise NotImplementedError(f"{type(self).__name__} does not define buckets")
 
-    def parameters(self, x: Any) -> dict[str, Parameter]:
+    def parameters(self, x: Value) -> dict[str, Parameter]:
         entries = int(self.buckets().max()) + 1
         return {"table": Parameter((entries,), small_normal, ("positions",))}
 
     def operands(self, params: Mapping[str, Array], context: Context) -> Array:
         return jnp.asarray(params["table"])[self.buckets()]
 
-    def tile(self, operands: Array, marks: Marks) -> Array:
+    def tile(self, operands: Array, marks: Marks) -> Table:
         apart = marks.key.position - marks.query.position
         return entries_at(operands, jnp.clip(apart, -self.reach, self.reach) + self.reach)
 

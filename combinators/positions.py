@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import Float, Int
 
 from .core.arguments import at_least, floats, one_sequence, positive
 from .core.context import Context
 from .core.dtypes import widened
 from .core.errors import CompositionError
+from .core.kinds import Kind
 from .core.leaf import Leaf
 from .core.marks import Range, rows_at
 from .core.parameter import Parameter
@@ -47,17 +49,19 @@ class position_embed(Leaf):
         super().__post_init__()
         at_least(1, self, length=self.length)
 
-    def flow(self, kind: Any) -> Any:
+    def flow(self, kind: Kind) -> Kind:
         super().flow(kind)
         return kind
 
-    def parameters(self, x: Any) -> dict[str, Parameter]:
+    def parameters(self, x: Float[Array, "T d"]) -> dict[str, Parameter]:
         floats(self, x)
         one_sequence("position_embed", x)
         axes = ("positions", "out")
         return {"table": Parameter((self.length, x.shape[-1]), small_normal, axes)}
 
-    def apply(self, params: Mapping[str, Array], x: Array, context: Context) -> Array:
+    def apply(
+        self, params: Mapping[str, Array], x: Float[Array, "T d"], context: Context
+    ) -> Float[Array, "T d"]:
         rows = looked_up(params["table"], rows_at(context, x.shape[0]).position, "position")
         return x + rows.astype(x.dtype)
 
@@ -82,23 +86,29 @@ class sinusoidal(Leaf):
         super().__post_init__()
         positive("base of sinusoidal", self.base)
 
-    def flow(self, kind: Any) -> Any:
+    def flow(self, kind: Kind) -> Kind:
         super().flow(kind)
         return kind
 
-    def apply(self, params: Any, x: Array, context: Context) -> Array:
+    def apply(
+        self, params: Mapping[str, Array], x: Float[Array, "T d"], context: Context
+    ) -> Float[Array, "T d"]:
         floats(self, x)
         one_sequence("sinusoidal", x)
         angle = angles(rows_at(context, x.shape[0]).position, x.shape[-1], self.base)
         return x + jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], -1).astype(x.dtype)
 
 
+Scaling = Callable[[Float[np.ndarray, "n"]], Float[ArrayLike, "n"]]
+"""A function of the frequencies of n waves."""
+
+
 def angles(
-    position: Range | Array,
+    position: Range | Int[Array, "T"],
     width: int,
     base: float,
-    scaling: Callable[[Any], Any] = lambda frequency: frequency,
-) -> Array:
+    scaling: Scaling = lambda frequency: frequency,
+) -> Float[Array, "T width//2"]:
     """position · base^(-2i/width) for i below width / 2, in at least float32."""
     if width % 2:
         raise CompositionError(f"waves come in pairs, so the width is even; it is {width}")
@@ -127,7 +137,7 @@ def interleaved(x: Array) -> tuple[Array, Array]:
     return x[..., ::2], x[..., 1::2]
 
 
-JOINED: dict[Any, Callable[[Array, Array], Array]] = {
+JOINED: dict[Callable[[Array], tuple[Array, Array]], Callable[[Array, Array], Array]] = {
     half_split: lambda a, b: jnp.concatenate([a, b], -1),
     interleaved: lambda a, b: jnp.stack([a, b], -1).reshape(*a.shape[:-1], -1),
 }
@@ -153,7 +163,7 @@ class rotary(Leaf):
     base: float = 10000.0
     pairs: Callable[[Array], tuple[Array, Array]] = half_split
     width: int | None = None
-    scaling: Callable[[Any], Any] | None = None
+    scaling: Scaling | None = None
 
     def __post_init__(self):
         super().__post_init__()
@@ -161,11 +171,13 @@ class rotary(Leaf):
         if self.pairs not in JOINED:
             raise CompositionError(f"pairs is half_split or interleaved, not {self.pairs!r}")
 
-    def flow(self, kind: Any) -> Any:
+    def flow(self, kind: Kind) -> Kind:
         super().flow(kind)
         return kind
 
-    def apply(self, params: Any, x: Array, context: Context) -> Array:
+    def apply(
+        self, params: Mapping[str, Array], x: Float[Array, "T d"], context: Context
+    ) -> Float[Array, "T d"]:
         floats(self, x)
         one_sequence("rotary", x)
         width = x.shape[-1] if self.width is None else self.width

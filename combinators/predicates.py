@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import Bool
 
 from .core.arguments import at_least
 from .core.dtypes import uncounted
@@ -18,7 +18,7 @@ from .logic import Predicate, predicate, value
 __all__ = ["block_causal", "causal", "dilated", "prefix", "same", "valid", "window"]
 
 
-def at_or_before(query: Rows, key: Rows) -> Array:
+def at_or_before(query: Rows, key: Rows) -> Bool[Array, "t s"]:
     return key.position <= query.position
 
 
@@ -42,7 +42,7 @@ class window(Predicate):
     def __post_init__(self):
         at_least(1, self, width=self.width)
 
-    def __call__(self, query: Rows, key: Rows) -> Array:
+    def __call__(self, query: Rows, key: Rows) -> Bool[Array, "t s"]:
         apart = query.position - key.position
         return (apart < self.width) & (apart > -self.width)
 
@@ -61,7 +61,7 @@ class prefix(Predicate):
     def __post_init__(self):
         at_least(0, self, length=self.length)
 
-    def __call__(self, query: Rows, key: Rows) -> Array:
+    def __call__(self, query: Rows, key: Rows) -> Bool[Array, "t s"]:
         return (key.position < self.length) | (key.position <= query.position)
 
 
@@ -79,7 +79,7 @@ class dilated(Predicate):
     def __post_init__(self):
         at_least(1, self, step=self.step)
 
-    def __call__(self, query: Rows, key: Rows) -> Array:
+    def __call__(self, query: Rows, key: Rows) -> Bool[Array, "t s"]:
         return (query.position - key.position) % self.step == 0
 
 
@@ -97,7 +97,7 @@ class block_causal(Predicate):
     def __post_init__(self):
         at_least(1, self, size=self.size)
 
-    def __call__(self, query: Rows, key: Rows) -> Array:
+    def __call__(self, query: Rows, key: Rows) -> Bool[Array, "t s"]:
         return key.position // self.size <= query.position // self.size
 
 
@@ -129,7 +129,7 @@ class same(Predicate):
     def each_row(self):
         return (self.query_name, self.key_name or self.query_name)
 
-    def __call__(self, query: Rows, key: Rows) -> Array:
+    def __call__(self, query: Rows, key: Rows) -> Bool[Array, "t s"]:
         names = self.query_name, self.key_name or self.query_name
         for name, fact in zip(names, (query[names[0]], key[names[1]]), strict=True):
             refuse_floats(self, name, fact)
@@ -158,7 +158,7 @@ class valid(Predicate):
     def rows(self):
         return (), (self.name,)
 
-    def __call__(self, query: Rows, key: Rows) -> Array:
+    def __call__(self, query: Rows, key: Rows) -> Bool[Array, "t s"]:
         length = key[self.name]
         refuse_floats(self, self.name, length)
         if getattr(length, "dtype", None) == "bool":
@@ -176,7 +176,7 @@ class valid(Predicate):
         return key.index < length
 
 
-def refuse_floats(which: Predicate, name: str, value: Any) -> None:
+def refuse_floats(which: Predicate, name: str, value: ArrayLike) -> None:
     kind = getattr(value, "dtype", None)
     if kind is not None and not (kind == "bool" or jnp.issubdtype(kind, jnp.integer)):
         raise CompositionError(f"{which!r} compares numbers of rows: {uncounted(name, kind)}")

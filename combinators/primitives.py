@@ -6,7 +6,6 @@ And the forms that say where parameters and context come from: named, shared, gi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 from jax import Array
@@ -16,13 +15,14 @@ from .core.context import Context
 from .core.dtypes import widened
 from .core.errors import CompositionError
 from .core.guards import as_name
-from .core.kinds import Width, told
+from .core.kinds import Kind, Width, told
 from .core.leaf import Leaf, of_pairs
 from .core.parameter import Initializer, Parameter
 from .core.printing import Write, equation
 from .core.records import Scores, Weights
 from .core.source import PACKAGE, documented, reference
 from .core.term import form
+from .core.types import Value
 
 __all__ = ["constant", "identity", "learned", "lift", "pointwise", "read"]
 
@@ -40,16 +40,16 @@ class lift(Leaf):
     Array([2, 1, 0], dtype=int32)
     """
 
-    function: Callable[[Any], Any]
+    function: Callable[[Value], Value]
 
     def __post_init__(self):
         super().__post_init__()
         as_function(self.function, "lift", "a plain function")
 
-    def flow(self, kind: Any) -> Any:
+    def flow(self, kind: Kind) -> Kind:
         return None
 
-    def apply(self, params: Any, x: Any, context: Context) -> Any:
+    def apply(self, params: Mapping[str, Array], x: Value, context: Context) -> Value:
         return self.function(x)
 
 
@@ -82,14 +82,14 @@ class pointwise(Leaf):
     def name(self) -> str:
         return self.label or "pointwise"
 
-    def flow(self, kind: Any) -> Any:
+    def flow(self, kind: Kind) -> Kind:
         """Functions of this package keep the width; another may change it."""
         ours = str(getattr(self.function, "__module__", "")).startswith(PACKAGE)
         if ours or isinstance(kind, (Scores, Weights)):
             return kind
         return Width() if isinstance(kind, Width) else None
 
-    def apply(self, params: Any, x: Any, context: Context) -> Any:
+    def apply(self, params: Mapping[str, Array], x: Value, context: Context) -> Value:
         match x:
             case Scores():
                 return x.replace(score=widened(of_pairs(self, self.function(x.covered), x.score)))
@@ -98,7 +98,7 @@ class pointwise(Leaf):
         return self.function(x)
 
 
-def same(x: Any) -> Any:
+def same(x: Value) -> Value:
     return x
 
 
@@ -120,7 +120,7 @@ class Source(Leaf):
     def constant(self) -> bool:
         return True
 
-    def flow(self, kind: Any) -> Any:
+    def flow(self, kind: Kind) -> Kind:
         return None
 
 
@@ -132,7 +132,7 @@ class constant(Source):
     2.0
     """
 
-    value: Any
+    value: float
 
     def __post_init__(self):
         super().__post_init__()
@@ -141,7 +141,7 @@ class constant(Source):
     def text(self, write: Write) -> str:
         return str(self.value) if write is equation else super().text(write)
 
-    def apply(self, params: Any, x: Any, context: Context) -> Any:
+    def apply(self, params: Mapping[str, Array], x: Value, context: Context) -> Value:
         return self.value
 
 
@@ -163,11 +163,11 @@ class learned(Source):
         for length in self.shape:
             at_least(0, self, length=length)
 
-    def parameters(self, x: Any) -> dict[str, Parameter]:
+    def parameters(self, x: Value) -> dict[str, Parameter]:
         axes = tuple("out" if i == len(self.shape) - 1 else "in" for i in range(len(self.shape)))
         return {"value": Parameter(self.shape, self.init_with, axes)}
 
-    def apply(self, params: Mapping[str, Array], x: Any, context: Context) -> Any:
+    def apply(self, params: Mapping[str, Array], x: Value, context: Context) -> Value:
         return params["value"]
 
 
@@ -191,7 +191,7 @@ class read(Source):
     def reads(self) -> frozenset[str]:
         return frozenset({self.label})
 
-    def apply(self, params: Any, x: Any, context: Context) -> Any:
+    def apply(self, params: Mapping[str, Array], x: Value, context: Context) -> Value:
         return context[self.label]
 
 

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float
 
 from .core.arguments import as_term, at_least, boolean, floats, one_sequence
 from .core.context import Context
 from .core.dtypes import counts_as
 from .core.errors import CompositionError
 from .core.execution import Run
-from .core.kinds import Width, show
+from .core.kinds import Kind, Width, show
 from .core.leaf import Leaf
 from .core.marks import Marks, rows_at
 from .core.mesh import undivided
@@ -27,6 +28,7 @@ from .core.parameter import Parameter
 from .core.printing import Write
 from .core.records import Entries
 from .core.term import Term, form
+from .core.types import Value
 from .wrappers import sums
 
 __all__ = ["linear", "project", "slots"]
@@ -59,17 +61,19 @@ class linear(Leaf):
         at_least(1, self, width=self.width)
         boolean(self, bias=self.bias)
 
-    def flow(self, kind: Any) -> Any:
+    def flow(self, kind: Kind) -> Kind:
         super().flow(kind)
         return Width(self.width)
 
-    def parameters(self, x: Any) -> dict[str, Parameter]:
+    def parameters(self, x: Float[Array, "*T d"]) -> dict[str, Parameter]:
         floats(self, x)
         kernel = Parameter((x.shape[-1], self.width), fan_in, ("in", "out"))
         bias = Parameter((self.width,), jax.nn.initializers.zeros, ("out",))
         return {"kernel": kernel, "bias": bias} if self.bias else {"kernel": kernel}
 
-    def apply(self, params: Mapping[str, Array], x: Array, context: Context) -> Array:
+    def apply(
+        self, params: Mapping[str, Array], x: Float[Array, "*T d"], context: Context
+    ) -> Float[Array, "*T m"]:
         y = jnp.matmul(x, params["kernel"], preferred_element_type=sums(x, context))
         return (y + params["bias"].astype(y.dtype) if self.bias else y).astype(x.dtype)
 
@@ -100,14 +104,14 @@ class Project(Term):
         pairs = zip(self.labels, slots, strict=True)
         return f"project({', '.join(f'{label}={slot}' for label, slot in pairs)})"
 
-    def flow(self, kind: Any) -> Any:
+    def flow(self, kind: Kind) -> Kind:
         kinds = [part.flow(kind) or Width() for part in self.parts]
         for label, got in zip(self.labels, kinds, strict=True):
             if not isinstance(got, Width):
                 raise CompositionError(f"{label} of project must be an array, not {show(got)}")
         return Entries(*kinds, marks=None)
 
-    def wire(self, run: Run, x: Any, context: Context) -> Any:
+    def wire(self, run: Run, x: Value, context: Context) -> Value:
         query, key, value = (run.part(self, i, x, context) for i in range(3))
         for label, rows in zip(self.labels, (query, key, value), strict=True):
             one_sequence(f"{label} of project", rows)
@@ -158,7 +162,7 @@ def project(
     return Project(*(slot_term(slot) for slot in chosen))
 
 
-def slot_term(slot: Any) -> Term:
+def slot_term(slot: int | Term | None) -> Term:
     return linear(cast(int, slot)) if isinstance(slot, (int, float)) else as_term(slot, "project")
 
 
@@ -185,13 +189,13 @@ class slots(Leaf):
         super().__post_init__()
         at_least(1, self, count=self.count)
 
-    def flow(self, kind: Any) -> Any:
+    def flow(self, kind: Kind) -> Kind:
         if isinstance(kind, Entries):
             return kind
         super().flow(kind)
         return Entries(kind or Width(), kind or Width(), kind or Width(), marks=None)
 
-    def parameters(self, x: Any) -> dict[str, Parameter]:
+    def parameters(self, x: Float[Array, "T d"] | Entries) -> dict[str, Parameter]:
         query, value = (x.query, x.value) if isinstance(x, Entries) else (x, x)
         floats(self, query)
         return {
@@ -199,7 +203,9 @@ class slots(Leaf):
             "value": Parameter((self.count, value.shape[-1]), fan_in, ("slots", "out")),
         }
 
-    def apply(self, params: Mapping[str, Array], x: Any, context: Context) -> Entries:
+    def apply(
+        self, params: Mapping[str, Array], x: Float[Array, "T d"] | Entries, context: Context
+    ) -> Entries:
         query = x.query if isinstance(x, Entries) else x
         one_sequence("slots", query)
         marks = Marks(rows_at(context, query.shape[0]), rows_at(Context(), self.count))

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import ArrayLike
 
 from .core.arguments import as_term, at_least
 from .core.context import Context
 from .core.errors import CompositionError
 from .core.execution import Run
 from .core.guards import as_names, unread
-from .core.kinds import Width, show, spec, told
+from .core.kinds import Kind, Width, show, spec, told
 from .core.marks import Range
 from .core.printing import POWER, Write, bracketed, equation
 from .core.source import reference
 from .core.term import Term, form
+from .core.types import Value
 from .wrappers import Wrapper
 
 __all__ = ["each", "repeat"]
@@ -74,7 +75,7 @@ class Repeat(Term):
         remat = "" if self.remat is keep else f", remat={reference(self.remat)}"
         return f"repeat({self.count}, {parts}{remat})"
 
-    def flow(self, kind: Any) -> Any:
+    def flow(self, kind: Kind) -> Kind:
         after = kind
         for part in self.parts:
             after = part.flow(after)
@@ -87,7 +88,7 @@ class Repeat(Term):
             )
         return after if after is not None else kind
 
-    def wire(self, run: Run, x: Any, context: Context) -> Any:
+    def wire(self, run: Run, x: Value, context: Context) -> Value:
         return run.repeated(self, x, context)
 
 
@@ -140,7 +141,7 @@ class Each(Wrapper):
         fixed = f", fixed={self.fixed}" if self.fixed else ""
         return f"each({write(self.term)}{axis}{fixed})"
 
-    def wire(self, run: Run, x: Any, context: Context) -> Any:
+    def wire(self, run: Run, x: Value, context: Context) -> Value:
         leaves = jax.tree.leaves(x)
         sizes = {leaf.shape[self.axis] for leaf in leaves if has_axis(leaf, self.axis)}
         if len(sizes) != 1 or not all(has_axis(leaf, self.axis) for leaf in leaves):
@@ -179,7 +180,7 @@ def numbers_rows(context: Context) -> bool:
     return isinstance(positions, Range) or jnp.ndim(positions) == 1
 
 
-def has_axis(value: Any, axis: int) -> bool:
+def has_axis(value: ArrayLike, axis: int) -> bool:
     return -jnp.ndim(value) <= axis < jnp.ndim(value)
 
 

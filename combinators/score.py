@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import PyTree, Shaped
 
 from .core.arguments import as_function, at_least
 from .core.context import Context
 from .core.dtypes import floating, wide, widened
 from .core.errors import CompositionError
-from .core.kinds import Width, mistaken, show
+from .core.kinds import Kind, Width, mistaken, show
 from .core.leaf import Leaf
 from .core.parameter import Parameter
 from .core.printing import Write
 from .core.records import Entries, Scores, zero_inactive
 from .core.source import reference
 from .core.term import Term, form
+from .core.types import Table
 from .primitives import pointwise
 from .project import fan_in
 
@@ -27,6 +29,17 @@ __all__ = ["additive", "bilinear", "cosine", "distance", "dot", "features", "sca
 
 
 # Functions of a query tile (t, d) and a key tile (s, d)
+
+Tiles = tuple[Shaped[Array, "t d"], Shaped[Array, "s d"]]
+"""A query tile and a key tile: the input of a score function that is a leaf."""
+
+
+class ScoreFunction(Protocol):
+    """A function of a query tile and a key tile, and of the keywords that `score` is given."""
+
+    def __call__(
+        self, query: Shaped[Array, "t d"], key: Shaped[Array, "s d"], /, *args: Any, **options: Any
+    ) -> Table: ...
 
 
 def one_width(query: int, key: int) -> None:
@@ -36,7 +49,7 @@ def one_width(query: int, key: int) -> None:
         )
 
 
-def dot(query: Array, key: Array) -> Array:
+def dot(query: Shaped[Array, "t d"], key: Shaped[Array, "s d"]) -> Table:
     """query · key for every pair: (t, d), (s, d) -> (t, s), summed in at least float32.
 
     >>> dot(jnp.ones((1, 2)), jnp.ones((3, 2)))
@@ -52,7 +65,9 @@ def summed(a: Array, b: Array, axis: int) -> Array:
     return jax.lax.dot_general(a, b, over, preferred_element_type=wide(a, b))
 
 
-def scaled_dot(query: Array, key: Array, scale: float | None = None) -> Array:
+def scaled_dot(
+    query: Shaped[Array, "t d"], key: Shaped[Array, "s d"], scale: float | None = None
+) -> Table:
     """query · key · scale, by default 1/√d (Vaswani et al. 2017); scale=0.0 means zero.
 
     >>> scaled_dot(jnp.ones((1, 4)), jnp.ones((1, 4)))
@@ -64,7 +79,7 @@ def scaled_dot(query: Array, key: Array, scale: float | None = None) -> Array:
     return dot(query, key) * (root if scale is None else scale)
 
 
-def cosine(query: Array, key: Array, eps: float = 1e-12) -> Array:
+def cosine(query: Shaped[Array, "t d"], key: Shaped[Array, "s d"], eps: float = 1e-12) -> Table:
     """The cosine of the angle between query and key; 0 where one of them is 0.
 
     >>> cosine(jnp.array([[3.0, 0.0]]), jnp.array([[2.0, 0.0]]))
@@ -80,7 +95,7 @@ def cosine(query: Array, key: Array, eps: float = 1e-12) -> Array:
     return dot(unit(query), unit(key))
 
 
-def distance(query: Array, key: Array) -> Array:
+def distance(query: Shaped[Array, "t d"], key: Shaped[Array, "s d"]) -> Table:
     """Minus the squared distance between query and key: the nearer, the higher.
 
     >>> distance(jnp.zeros((1, 2)), jnp.ones((1, 2)))
@@ -118,11 +133,11 @@ class bilinear(Leaf):
     (2, 3)
     """
 
-    def parameters(self, x: Any) -> dict[str, Parameter]:
+    def parameters(self, x: Tiles) -> dict[str, Parameter]:
         query, key = x
         return {"kernel": Parameter((query.shape[-1], key.shape[-1]), fan_in, ("in", "out"))}
 
-    def apply(self, params: Mapping[str, Array], x: Any, context: Context) -> Array:
+    def apply(self, params: Mapping[str, Array], x: Tiles, context: Context) -> Table:
         query, key = x
         return dot(summed(floating(query), params["kernel"], 0), key)
 
@@ -141,7 +156,7 @@ class additive(Leaf):
         super().__post_init__()
         at_least(1, self, hidden=self.hidden)
 
-    def parameters(self, x: Any) -> dict[str, Parameter]:
+    def parameters(self, x: Tiles) -> dict[str, Parameter]:
         query, key = x
         return {
             "query": Parameter((query.shape[-1], self.hidden), fan_in, ("in", "out")),
@@ -151,7 +166,7 @@ class additive(Leaf):
             ),
         }
 
-    def apply(self, params: Mapping[str, Array], x: Any, context: Context) -> Array:
+    def apply(self, params: Mapping[str, Array], x: Tiles, context: Context) -> Table:
         query, key = x
         asks = summed(floating(query), params["query"], 0)[:, None]
         answers = summed(floating(key), params["key"], 0)[None, :]
@@ -180,7 +195,7 @@ class features(Leaf):
                 f"and keys before, project(query={self.map!r}, key={self.map!r}, value=…)"
             )
 
-    def apply(self, params: Any, x: Any, context: Context) -> Array:
+    def apply(self, params: Mapping[str, Array], x: Tiles, context: Context) -> Table:
         query, key = x
         return dot(self.map.apply({}, query, context), self.map.apply({}, key, context))
 
@@ -213,10 +228,10 @@ class score(Leaf):
 
     rowwise = True
 
-    function: Callable[..., Array] | Leaf
+    function: ScoreFunction | Leaf
     options: tuple[tuple[str, Any], ...] = ()
 
-    def __init__(self, function: Callable[..., Array] | Leaf, **options: Any):
+    def __init__(self, function: ScoreFunction | Leaf, **options: Any):
         object.__setattr__(self, "function", function)
         object.__setattr__(self, "options", tuple(sorted(options.items())))
         self.__post_init__()
@@ -233,7 +248,7 @@ class score(Leaf):
         options = "".join(f", {name}={value!r}" for name, value in self.options)
         return f"score({reference(self.function, write)}{options})"
 
-    def flow(self, kind: Any) -> Any:
+    def flow(self, kind: Kind) -> Kind:
         if kind is None:
             return Scores(Width(), Width(), None)
         if not isinstance(kind, Entries):
@@ -250,10 +265,12 @@ class score(Leaf):
             return self.function.parameters((x.query, x.key))
         return {}
 
-    def operands(self, params: Mapping[str, Array], context: Context) -> Any:
+    def operands(self, params: Mapping[str, Array], context: Context) -> PyTree[Array]:
         return params
 
-    def tile(self, operands: Any, query: Array, key: Array) -> Array:
+    def tile(
+        self, operands: PyTree[Array], query: Shaped[Array, "t d"], key: Shaped[Array, "s d"]
+    ) -> Table:
         """One tile of scores, (t, d) and (s, d) -> (t, s), in at least float32."""
         if isinstance(self.function, Leaf):
             score = self.function.apply(operands, (query, key), Context())

@@ -7,20 +7,24 @@ is the case of one block. Softmax is one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import Float
 
 from .core.arguments import floats
 from .core.context import Context
 from .core.dtypes import widened
 from .core.errors import CompositionError
-from .core.kinds import Width, mistaken
+from .core.kinds import Kind, Width, mistaken
 from .core.leaf import Leaf
 from .core.records import Scores, Weights, both
 from .core.term import form
+from .core.types import Table, Visible
 
 __all__ = ["RowNormalizer", "Streaming", "log_sum_exp", "row_sum", "softmax"]
 
@@ -37,20 +41,22 @@ class RowNormalizer(Leaf):
     """Whether weights may depend on the order of the keys, as among equals: columns then come in
     the order of positions."""
 
-    def weights(self, score: Array, visible: Array | None, *args: Any, **params: Any) -> Array:
+    def weights(self, score: Table, visible: Visible, *args: Any, **params: Any) -> Table:
         raise NotImplementedError(f"{type(self).__name__} does not define weights")
 
     def prepared(self, x: Scores) -> Scores:
         """The scores as the equation takes them: -inf is hidden, and hidden scores are covered."""
         return prepared(x)
 
-    def flow(self, kind: Any) -> Any:
+    def flow(self, kind: Kind) -> Kind:
         if isinstance(kind, (Scores, Weights)):
             raise CompositionError(f"{self!r} acts on arrays; on scores write normalize({self!r})")
         super().flow(kind)
         return kind
 
-    def apply(self, params: Any, x: Array, context: Context) -> Array:
+    def apply(
+        self, params: Mapping[str, Array], x: Float[Array, "*T S"], context: Context
+    ) -> Float[Array, "*T S"]:
         floats(self, x)
         rows = self.prepared(Scores(widened(x.reshape(-1, x.shape[-1])), None, None))
         weight = self.weights(rows.score, rows.visible, **params)
@@ -79,48 +85,51 @@ class Streaming(RowNormalizer):
 
     ordered = False
 
-    def reference(self, score: Array, visible: Array | None, *args: Any, **params: Any) -> Array:
+    def reference(
+        self, score: Table, visible: Visible, *args: Any, **params: Any
+    ) -> Float[Array, "t"]:
         """One number per row, (t,), to weigh relative to; the larger one of two blocks stands."""
         raise NotImplementedError(f"{type(self).__name__} does not define reference")
 
     def weigh(
-        self, score: Array, visible: Array | None, reference: Array, *args: Any, **params: Any
-    ) -> Array:
+        self, score: Table, visible: Visible, reference: Float[Array, "t"],
+        *args: Any, **params: Any,
+    ) -> Table:  # fmt: skip
         """(t, s) scores to weights that still have to be scaled; 0 where not visible."""
         raise NotImplementedError(f"{type(self).__name__} does not define weigh")
 
-    def rescale(self, old: Array, new: Array) -> Array:
+    def rescale(self, old: Float[Array, "t"], new: Float[Array, "t"]) -> Float[Array, "t"]:
         """The factor by which weights relative to `old` become weights relative to `new`."""
         raise NotImplementedError(f"{type(self).__name__} does not define rescale")
 
-    def divisor(self, total: Array) -> Array:
+    def divisor(self, total: Float[Array, "t"]) -> Float[Array, "t"]:
         """What the row's weights are divided by in the end: 1 where they are all 0."""
         return jnp.where(total == 0, 1, total)
 
-    def weights(self, score: Array, visible: Array | None, *args: Any, **params: Any) -> Array:
+    def weights(self, score: Table, visible: Visible, *args: Any, **params: Any) -> Table:
         reference = self.reference(score, visible, **params)
         weight = self.weigh(score, visible, reference, **params)
         return weight / self.divisor(weight.sum(-1))[:, None]
 
 
-def shown(score: Array, visible: Array | None, otherwise: Any) -> Array:
+def shown(score: Table, visible: Visible, otherwise: ArrayLike) -> Table:
     return score if visible is None else jnp.where(visible, score, otherwise)
 
 
-def largest_visible(score: Array, visible: Array | None) -> Array:
+def largest_visible(score: Table, visible: Visible) -> Float[Array, "t"]:
     """The largest visible score of each row, and a finite one where all are -inf: a constant to
     derivatives."""
     least = lowest(score)
     return jax.lax.stop_gradient(jnp.max(shown(score, visible, least), -1, initial=least))
 
 
-def lowest(score: Array) -> Any:
+def lowest(score: Array | jax.ShapeDtypeStruct) -> ArrayLike:
     """The unit of max. What is visible is told by a mask, never by this number."""
     return jnp.finfo(score.dtype).min
 
 
 @jax.custom_jvp
-def below(score: Array, largest: Array) -> Array:
+def below(score: Table, largest: Float[Array, "t 1"]) -> Table:
     """score - largest, and exactly 0 for the largest score itself.
 
     A compiler may form the difference of score / t and a number with one rounding in place of two.
@@ -131,7 +140,7 @@ def below(score: Array, largest: Array) -> Array:
 
 
 @below.defjvp
-def below_slope(given: Any, slopes: Any) -> tuple[Array, Array]:
+def below_slope(given: tuple[Array, Array], slopes: tuple[Array, Array]) -> tuple[Array, Array]:
     return below(*given), slopes[0] - slopes[1]
 
 
@@ -153,13 +162,13 @@ class Softmax(Streaming):
         """As they are: the exponential of -inf is 0, and so is its derivative."""
         return x
 
-    def reference(self, score: Array, visible: Array | None) -> Array:
+    def reference(self, score: Table, visible: Visible) -> Float[Array, "t"]:
         return largest_visible(score, visible)
 
-    def weigh(self, score: Array, visible: Array | None, reference: Array) -> Array:
+    def weigh(self, score: Table, visible: Visible, reference: Float[Array, "t"]) -> Table:
         return jnp.exp(shown(below(score, reference[:, None]), visible, UNSEEN))
 
-    def rescale(self, old: Array, new: Array) -> Array:
+    def rescale(self, old: Float[Array, "t"], new: Float[Array, "t"]) -> Float[Array, "t"]:
         return jnp.exp(old - new)
 
 
@@ -173,13 +182,13 @@ class RowSum(Streaming):
     def prepared(self, x: Scores) -> Scores:
         return without_infinity(x)
 
-    def reference(self, score: Array, visible: Array | None) -> Array:
+    def reference(self, score: Table, visible: Visible) -> Float[Array, "t"]:
         return jnp.zeros_like(score, shape=score.shape[:1])
 
-    def weigh(self, score: Array, visible: Array | None, reference: Array) -> Array:
+    def weigh(self, score: Table, visible: Visible, reference: Float[Array, "t"]) -> Table:
         return shown(score, visible, 0)
 
-    def rescale(self, old: Array, new: Array) -> Array:
+    def rescale(self, old: Float[Array, "t"], new: Float[Array, "t"]) -> Float[Array, "t"]:
         return jnp.ones_like(old)
 
 
@@ -195,19 +204,19 @@ class LogSumExp(Leaf):
     word = "log_sum_exp"
     bare = True
 
-    def flow(self, kind: Any) -> Any:
+    def flow(self, kind: Kind) -> Kind:
         if kind is not None and not isinstance(kind, Scores):
             raise CompositionError(mistaken(self, "scores", kind))
         return Width()
 
-    def apply(self, params: Any, x: Scores, context: Context) -> Array:
+    def apply(self, params: Mapping[str, Array], x: Scores, context: Context) -> Float[Array, "T"]:
         if not x.score.shape[-1]:
             return jnp.full(x.score.shape[:1], -jnp.inf, x.score.dtype)
         score = widened(x.score)
         largest = softmax.reference(score, x.visible)
         return self.value(largest, softmax.weigh(score, x.visible, largest).sum(-1))
 
-    def value(self, reference: Array, total: Array) -> Array:
+    def value(self, reference: Float[Array, "t"], total: Float[Array, "t"]) -> Array:
         """From the sum of exponentials relative to a reference; it is 0 where nothing is seen."""
         value = reference + jnp.log(softmax.divisor(total))
         return jnp.where(total == 0, -jnp.inf, value)

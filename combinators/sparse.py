@@ -5,9 +5,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Bool
 
 from .core.arguments import at_least
 from .core.term import form
+from .core.types import Table, Visible
 from .softmax import RowNormalizer, largest_visible, lowest, shown, softmax
 
 __all__ = ["entmax15", "hardmax", "sparsemax", "top_k"]
@@ -21,7 +23,7 @@ class Sparsemax(RowNormalizer):
     bare = True
     ordered = False
 
-    def weights(self, score: Array, visible: Array | None) -> Array:
+    def weights(self, score: Table, visible: Visible) -> Table:
         # Relative to the largest, a score at or below -1 has weight 0, and so has a hidden one.
         z = shown(score, visible, 0) - largest_visible(score, visible)[:, None]
         z = jnp.maximum(shown(z, visible, -2), -2)
@@ -42,7 +44,7 @@ class Entmax15(RowNormalizer):
     bare = True
     ordered = False
 
-    def weights(self, score: Array, visible: Array | None) -> Array:
+    def weights(self, score: Table, visible: Visible) -> Table:
         z = (shown(score, visible, 0) - largest_visible(score, visible)[:, None]) / 2
         z = jnp.maximum(shown(z, visible, -2), -2)
         ordered = -jnp.sort(-z, -1)
@@ -76,7 +78,7 @@ class top_k(RowNormalizer):
         super().__post_init__()
         at_least(1, self, count=self.count)
 
-    def weights(self, score: Array, visible: Array | None) -> Array:
+    def weights(self, score: Table, visible: Visible) -> Table:
         kept = foremost(score, visible, self.count)
         return softmax.weights(score, kept)
 
@@ -88,14 +90,14 @@ class Hardmax(RowNormalizer):
     word = "hardmax"
     bare = True
 
-    def weights(self, score: Array, visible: Array | None) -> Array:
+    def weights(self, score: Table, visible: Visible) -> Table:
         return foremost(score, visible, 1).astype(score.dtype)
 
 
 hardmax = Hardmax()
 
 
-def foremost(score: Array, visible: Array | None, count: int) -> Array:
+def foremost(score: Table, visible: Visible, count: int) -> Bool[Array, "t s"]:
     """Where the `count` largest visible scores of each row stand, of equal ones the earlier."""
     least = jnp.asarray(lowest(score))
     above = jnp.maximum(jax.lax.stop_gradient(score) + 0.0, jnp.nextafter(least, 0.0))  # -0 is 0

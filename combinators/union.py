@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jaxtyping import Int
 
 from .branches import Branches
 from .core.arguments import as_term, number
@@ -17,12 +17,13 @@ from .core.context import Context
 from .core.dtypes import wide
 from .core.errors import CompositionError
 from .core.execution import Run
-from .core.kinds import Width, mistaken, show, spec
+from .core.kinds import Kind, Width, mistaken, show, spec
 from .core.leaf import Leaf
 from .core.mesh import concatenated
 from .core.parameter import Parameter
 from .core.records import Entries, Scores, either
 from .core.term import Term, form
+from .core.types import Value
 
 __all__ = ["sink", "union"]
 
@@ -34,14 +35,14 @@ class Union(Branches):
     parts: tuple[Term, ...]
     word = "union"
 
-    def flow(self, kind: Any) -> Any:
+    def flow(self, kind: Kind) -> Kind:
         kinds = [part.flow(kind) for part in self.parts]
         for got in kinds:
             if got is not None and not isinstance(got, Scores):
                 raise CompositionError(f"union joins scores, and a part gives {show(got)}")
         return next((k for k in kinds if k is not None), None)
 
-    def wire(self, run: Run, x: Any, context: Context) -> Any:
+    def wire(self, run: Run, x: Value, context: Context) -> Value:
         tables = [run.part(self, i, x, context) for i in range(len(self.parts))]
         if len({(t.score.shape[0], t.value.shape[-1]) for t in tables}) > 1:
             raise CompositionError(
@@ -59,7 +60,7 @@ class Union(Branches):
         )
 
 
-def one_after_another(tables: list[Scores]) -> Array | None:
+def one_after_another(tables: list[Scores]) -> Int[Array, "S"] | None:
     """The order of the keys of several dictionaries: those of each in their own order."""
     orders = [t.sorting for t in tables]
     if all(order is None for order in orders):
@@ -118,12 +119,12 @@ class sink(Leaf):
         if self.fixed is not None:
             number("the score of sink", self.fixed)
 
-    def flow(self, kind: Any) -> Any:
+    def flow(self, kind: Kind) -> Kind:
         if kind is not None and not isinstance(kind, Entries):
             raise CompositionError(mistaken(self, "entries", kind))
         return Scores(Width(), kind.value if kind else Width(), None)
 
-    def parameters(self, x: Any) -> dict[str, Parameter]:
+    def parameters(self, x: Entries) -> dict[str, Parameter]:
         return (
             {}
             if self.fixed is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
@@ -14,8 +13,10 @@ from .core.dtypes import numbered, wide
 from .core.errors import CompositionError
 from .core.execution import Run
 from .core.guards import as_place, unread
+from .core.kinds import Kind
 from .core.printing import Write, equation
 from .core.term import Export, Term, form
+from .core.types import Value
 
 __all__ = ["given", "named", "precision", "shared"]
 
@@ -38,7 +39,7 @@ class Wrapper(Term):
         return self.term.name
 
     @property
-    def exports(self) -> Any:
+    def exports(self) -> tuple[Export, ...] | None:
         return self.term.exports
 
     @property
@@ -49,7 +50,7 @@ class Wrapper(Term):
     def mapped_axes(self) -> int:
         return self.term.mapped_axes
 
-    def flow(self, kind: Any) -> Any:
+    def flow(self, kind: Kind) -> Kind:
         return self.term.flow(kind)
 
 
@@ -88,7 +89,7 @@ class named(Wrapper):
     def name(self) -> str:
         return self.label
 
-    def wire(self, run: Run, x: Any, context: Context) -> Any:
+    def wire(self, run: Run, x: Value, context: Context) -> Value:
         return run.part(self, 0, x, context)
 
 
@@ -101,7 +102,7 @@ class Shared(Wrapper):
 
     word = "shared"
 
-    def wire(self, run: Run, x: Any, context: Context) -> Any:
+    def wire(self, run: Run, x: Value, context: Context) -> Value:
         return run.shared(self, x, context)
 
 
@@ -119,7 +120,7 @@ class Everywhere(Wrapper):
     def text(self, write: Write) -> str:
         return f"shared({write(self.term)}, name={self.label!r})"
 
-    def wire(self, run: Run, x: Any, context: Context) -> Any:
+    def wire(self, run: Run, x: Value, context: Context) -> Value:
         return run.everywhere(self, x, context)
 
 
@@ -171,12 +172,12 @@ class Given(Term):
         inner = self.term.reads - {name for name, _ in self.sources}
         return inner.union(*(term.reads for _, term in self.sources))
 
-    def flow(self, kind: Any) -> Any:
+    def flow(self, kind: Kind) -> Kind:
         for _, source in self.sources:
             source.flow(kind)
         return self.term.flow(kind)
 
-    def wire(self, run: Run, x: Any, context: Context) -> Any:
+    def wire(self, run: Run, x: Value, context: Context) -> Value:
         values = {
             name: run.part(self, i, x, context) for i, (name, _) in enumerate(self.sources, 1)
         }
@@ -249,7 +250,7 @@ class precision(Wrapper):
                 )
             object.__setattr__(self, field, name)
 
-    def wire(self, run: Run, x: Any, context: Context) -> Any:
+    def wire(self, run: Run, x: Value, context: Context) -> Value:
         outer = context.scope.precision
         policy = Precision(
             self.compute or outer.compute, self.params or outer.params, self.sums or outer.sums
@@ -257,6 +258,6 @@ class precision(Wrapper):
         return run.part(self, 0, policy.cast(x), context.within(precision=policy))
 
 
-def sums(x: Array, context: Context) -> Any:
+def sums(x: Array, context: Context) -> jnp.dtype:
     """The type in which sums over x run: at least float32, or what `precision` asks for."""
     return wide(x, context.scope.precision.sums or jnp.float32)

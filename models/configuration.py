@@ -14,6 +14,7 @@ from ..combinators import (
     gelu_tanh,
     linear,
     named,
+    pointwise,
     relu,
     silu,
     tied,
@@ -44,7 +45,7 @@ ACTIVATIONS = {
 }
 
 
-def activation(config: Config, field: str, default: str) -> Term:
+def activation(config: Config, field: str, default: str) -> pointwise:
     """The activation that a field names; exact and tanh GELU are two.
 
     Raises CompositionError for one that is not known.

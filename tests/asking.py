@@ -133,11 +133,3 @@ def keys_seen(predicate, T, S, **context):
     term = ask(mask(predicate), how=identity, function=one)
     y = running(term)(jnp.zeros((T, 1)), jnp.zeros((S, 1)), jnp.ones((S, 1)), **context)
     return y[:, 0].astype(int).tolist()
-
-
-def close(actual, expected, atol=None, rtol=None):
-    """By default to 6e-7, ten roundings of numbers near 1 in float32, half a unit each."""
-    if atol is None and rtol is None:
-        atol = 6e-7
-    actual, expected = (np.asarray(x).astype(np.float64) for x in (actual, expected))
-    np.testing.assert_allclose(actual, expected, atol=atol or 0, rtol=rtol or 0)

@@ -23,19 +23,20 @@ T, D = 5, 4  # rows and width: nearly every example has them, so that compiled w
 draw = np.random.default_rng(0)
 
 
-def normal(*shape: int) -> Any:
+def fresh(*shape: int) -> Any:
+    """Normal numbers, other ones at every call."""
     return draw.standard_normal(shape).astype(np.float32)
 
 
-SEQUENCE, OTHER, MEMORY = normal(T, D), normal(T, D), normal(T + 1, D)
+SEQUENCE, OTHER, MEMORY = fresh(T, D), fresh(T, D), fresh(T + 1, D)
 TOKENS = np.array([1, 0, 6, 1, 3], np.int32)
 SEGMENTS = np.array([0, 0, 0, 1, 1], np.int32)
 POSITIONS = np.array([2, 3, 5, 6, 9], np.int32)
 ADJACENCY = draw.random((T, T)) < 0.6
 ROWS = Rows(Range(0, T), Range(0, T))
-ENTRIES = Entries(normal(T, D), normal(T, D), normal(T, D), Marks(ROWS, ROWS))
-SCORES = Scores(normal(T, T), normal(T, D), Marks(ROWS, ROWS))
-WEIGHTS = Weights(normal(T, T), normal(T, D), Marks(ROWS, ROWS))
+ENTRIES = Entries(fresh(T, D), fresh(T, D), fresh(T, D), Marks(ROWS, ROWS))
+SCORES = Scores(fresh(T, T), fresh(T, D), Marks(ROWS, ROWS))
+WEIGHTS = Weights(fresh(T, T), fresh(T, D), Marks(ROWS, ROWS))
 RNG = jax.random.key(7)
 
 
@@ -227,7 +228,7 @@ CATALOGUE: dict[str, Entry] = {
     "bias": Entry(bias(nearness), SCORES),
     "bias: rows": Entry(bias(same_kind_helps, ("kind",)), SCORES, {"kind": SEGMENTS}),
     "bias: learned": Entry(bias(learned((T, T), wide)), SCORES),
-    "bias: read": Entry(bias(read("table")), SCORES, {"table": normal(T, T)}),
+    "bias: read": Entry(bias(read("table")), SCORES, {"table": fresh(T, T)}),
     "alibi": Entry(heads(2, aggregate() @ normalize(softmax) @ bias(alibi)), SCORES),
     "relative": Entry(bias(relative(2)), SCORES),
     "t5_buckets": Entry(bias(t5_buckets(4, 8)), SCORES),
@@ -306,10 +307,10 @@ CATALOGUE: dict[str, Entry] = {
     "repeat: pattern": Entry(repeat(4, identity + linear(D), rms_norm())),
     "repeat: remat": Entry(repeat(2, linear(D) @ rms_norm(), remat=jax.checkpoint)),
     "repeat: dropout": Entry(repeat(2, dropout(0.25) @ linear(D)), context={"rng": RNG}),
-    "each": Entry(each(linear(3) @ rms_norm()), normal(2, T, D)),
-    "each: axis": Entry(each(linear(3) @ lift(mirrored), axis=1), normal(T, 2, D)),
+    "each": Entry(each(linear(3) @ rms_norm()), fresh(2, T, D)),
+    "each: axis": Entry(each(linear(3) @ lift(mirrored), axis=1), fresh(T, 2, D)),
     "each: fixed": Entry(
-        each(identity + read("table"), fixed=("table",)), normal(2, T, D), {"table": normal(T, D)}
+        each(identity + read("table"), fixed=("table",)), fresh(2, T, D), {"table": fresh(T, D)}
     ),
     "copies": Entry(copies(2, linear(3) @ rms_norm())),
     "copies: values": Entry(copies(2, temperature(read("t")) @ score(dot), t=(0.5, 2.0)), ENTRIES),

@@ -2,9 +2,11 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from numpy64 import attend
 
 # Values do not depend on how well XLA optimizes, and a test waits for the compiler alone.
@@ -39,15 +41,34 @@ def multi_head(params, x, memory=None, visible=None):
     )
 
 
-def normal(*shape, seed=1):
-    return np.random.default_rng(seed).standard_normal(shape)
+def normal(*shape: int, seed: int = 1, dtype: DTypeLike = np.float64) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+single = functools.partial(normal, dtype=np.float32)
+
+
+def filled(tree, seed=0):
+    """Numbers in float64 for each leaf of a tree: none is zero or one, as many are at first."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: 0.5 * rng.standard_normal(leaf.shape), tree)
 
 
 def drawn(term, x, seed=0, **context):
-    """Parameters in float64, drawn so that none is zero or one, as many are to begin with."""
-    rng = np.random.default_rng(seed)
-    declared = jax.eval_shape(term.init, jax.random.key(0), x, **context)
-    return jax.tree.map(lambda leaf: 0.5 * rng.standard_normal(leaf.shape), declared)
+    """Parameters of a term; unlike init, it compiles nothing."""
+    return filled(jax.eval_shape(term.init, jax.random.key(0), x, **context), seed)
+
+
+def close(actual, expected, atol=None, rtol=None):
+    """By default to 6e-7, ten roundings of numbers near 1 in float32, half a unit each."""
+    if atol is None and rtol is None:
+        atol = 6e-7
+    actual, expected = jax.tree.map(
+        lambda x: np.asarray(x).astype(np.float64),
+        (actual, expected),
+        is_leaf=lambda x: isinstance(x, list),
+    )
+    chex.assert_trees_all_close(actual, expected, atol=atol or 0, rtol=rtol or 0)
 
 
 def layer(params, index):

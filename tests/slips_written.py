@@ -152,7 +152,10 @@ WRITTEN: dict[str, Slip] = {
         lambda: heads(4, project),  # type: ignore[arg-type]
         "heads joins terms, and project is a word not called: write project(…)",
     ),
-    "a normalizer": Slip(lambda: normalize(top_k), "top_k is a word not called: write top_k(…)"),
+    "a normalizer": Slip(
+        lambda: normalize(top_k),  # type: ignore[arg-type]
+        "top_k is a word not called: write top_k(…)",
+    ),
     "a score": Slip(
         lambda: score(bilinear),  # type: ignore[arg-type]
         "bilinear is a word not called: write bilinear(",
@@ -178,21 +181,24 @@ WRITTEN: dict[str, Slip] = {
         "score takes a function of a query tile and a key tile, such as scaled_dot, not 'dot'",
     ),
     "a named normalizer": Slip(
-        lambda: normalize("softmax"),
+        lambda: normalize("softmax"),  # type: ignore[arg-type]
         "normalize takes a normalizer such as softmax, pointwise(fn), or a function of (score, "
         "visible), not 'softmax'",
     ),
     "a softmax of JAX": Slip(
-        lambda: normalize(jax.nn.softmax),
+        lambda: normalize(jax.nn.softmax),  # type: ignore[arg-type]
         "normalize takes a function of (score, visible), and jax.nn.softmax is not one: write "
         "normalize(softmax) for softmax, normalize(pointwise(…)) for a function of each score by "
         "itself",
     ),
     "a function of one score": Slip(
-        lambda: normalize(jax.nn.sigmoid),
+        lambda: normalize(jax.nn.sigmoid),  # type: ignore[arg-type]
         "normalize takes a function of (score, visible), and jax.nn.sigmoid is not one",
     ),
-    "a linear normalizer": Slip(lambda: normalize(linear(3)), "(score, visible), not linear(3)"),
+    "a linear normalizer": Slip(
+        lambda: normalize(linear(3)),  # type: ignore[arg-type]
+        "(score, visible), not linear(3)",
+    ),
     "a number as bias": Slip(
         lambda: bias(3.0), "bias takes a function of marks, learned(shape) or read(name), not 3.0"
     ),
@@ -213,7 +219,7 @@ WRITTEN: dict[str, Slip] = {
         "may attend; not 0.5",
     ),
     "a number and a predicate": Slip(
-        lambda: causal & np.int32(3),
+        lambda: causal & np.int32(3),  # type: ignore[operator]
         "a mask is a predicate such as causal, a boolean function of marks, or read(name), True = "
         "may attend; not an array of int32",
     ),
@@ -258,7 +264,10 @@ WRITTEN: dict[str, Slip] = {
     },
     "a prefix": Slip(lambda: prefix(-1), "length of prefix is an integer of at least 0, not -1"),
     "a flag for a sink": Slip(lambda: sink(True), "the score of sink is a number, not True"),
-    "a constant of text": Slip(lambda: constant("a"), "the value of constant is a number, not 'a'"),
+    "a constant of text": Slip(
+        lambda: constant("a"),  # type: ignore[arg-type]
+        "the value of constant is a number, not 'a'",
+    ),
     "a part by a flag": Slip(lambda: pick(True), "pick takes the number of a part, not True"),
     "a length of a half": Slip(
         lambda: learned((0.5,)),  # type: ignore[arg-type]
@@ -311,7 +320,7 @@ WRITTEN: dict[str, Slip] = {
         "copies gives one a to each of 2 copies, and it has shape (3,)",
     ),
     "one number given out": Slip(
-        lambda: copies(2, linear(3) @ read("a"), a=1.0),
+        lambda: copies(2, linear(3) @ read("a"), a=1.0),  # type: ignore[arg-type]
         "copies gives one a to each of 2 copies, and it has shape ()",
     ),
     "shared across what": Slip(

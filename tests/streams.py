@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from asking import GIVEN, NORMALIZERS, fast
+from plain import single
 
 from combinax.combinators import (
     aggregate,
@@ -94,18 +95,14 @@ SCORES = {
 }
 
 
-def normal(seed: int, *shape: int) -> Any:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
 def asked(t: int, s: int, seed: int = 0) -> dict[str, Any]:
     """Queries, keys, values and whatever else the masks and scores above may read."""
     draw = np.random.default_rng(seed)
     return dict(
-        query=normal(seed, t, D), key=normal(seed + 1, s, D), value=normal(seed + 2, s, 3),
+        query=single(t, D, seed=seed), key=single(s, D, seed=seed + 1),
+        value=single(s, 3, seed=seed + 2), table=single(t, s, seed=seed + 3),
         segments=np.sort(draw.integers(0, 3, t)), key_segments=np.sort(draw.integers(0, 3, s)),
         lengths=np.int32(draw.integers(0, s + 1)), seen=draw.random((t, s)) < 0.4,
-        table=normal(seed + 3, t, s),
     )  # fmt: skip
 
 
@@ -115,7 +112,7 @@ def both(term, block, t: int, s: int, seed: int = 0, tolerance: float = 2e-5, **
     x = given.pop("query")
     given = {name: value for name, value in given.items() if name in term.reads}
     params = jax.tree.map(
-        lambda leaf: normal(seed + 5, *leaf.shape),
+        lambda leaf: single(*leaf.shape, seed=seed + 5),
         jax.eval_shape(lambda key: term.init(key, x, **given), jax.random.key(0)),
     )
     smooth = {n: v for n, v in given.items() if np.result_type(v) == np.float32}
@@ -133,12 +130,12 @@ def both(term, block, t: int, s: int, seed: int = 0, tolerance: float = 2e-5, **
     (_, y), gradients = run(functools.partial(streamed, block=block))
     (_, wanted), wanted_gradients = run(materialized)
 
-    def close(ours: Any, theirs: Any) -> None:
+    def agree(ours: Any, theirs: Any) -> None:
         size = np.abs(theirs[np.isfinite(theirs)]).max(initial=1)
         np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance * size)
 
-    close(y, wanted)
-    jax.tree.map(close, gradients, wanted_gradients)
+    agree(y, wanted)
+    jax.tree.map(agree, gradients, wanted_gradients)
 
 
 def lookup(how: Any, seen: Any, scores: Any):

@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sampling import drawn, normal
+from plain import drawn, single
 
 from combinax import models
 from combinax.combinators import *
 from combinax.combinators.algebra.verdict import apart
 
-X = normal(0, 5, 4)
+X = single(5, 4, seed=0)
 LOOKUP = aggregate() @ normalize(softmax) @ mask(causal) @ score(scaled_dot)
 HEAD = LOOKUP @ project(3)
 LINEAR = aggregate() @ normalize(identity) @ score(dot) @ project(3)

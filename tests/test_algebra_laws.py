@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sampling import normal
+from plain import single
 
 from combinax.combinators import *
 from combinax.combinators.algebra.check import instances
@@ -28,7 +28,7 @@ from combinax.combinators.algebra.rewrite import (
 from combinax.combinators.algebra.verdict import apart, drawn
 
 README = Path(__file__).parent.parent / "README.md"
-X = normal(0, 5, 4)
+X = single(5, 4, seed=0)
 
 
 def program(term: Term, x: Any = X, **context: Any) -> Program:
@@ -65,9 +65,12 @@ def test_parameters_come_back_bit_for_bit(one):
     for seed in range(8):
         random = np.random.default_rng(seed)
         term, shape, names = one.sample(random)
-        context = {name: normal(1, *size) for name, size in names.items()}
+        context = {name: single(*size, seed=1) for name, size in names.items()}
         before = Program(
-            term, drawn(term, normal(0, *shape), context, random), normal(0, *shape), context
+            term,
+            drawn(term, single(*shape, seed=0), context, random),
+            single(*shape, seed=0),
+            context,
         )
         for direction in directions([one]):
             back = Direction(one, not direction.backwards)
@@ -307,7 +310,7 @@ def test_biases_side_by_side():
     assert "not read all columns" in refusals(some, "side by side", backwards=True)
     memory = linear(2, bias=True) @ read("memory")
     asked = project(query=2, key=memory, value=linear(3) @ read("memory"))
-    found = refusals(head_of(asked), "keys and values", memory=normal(1, 3, 6))
+    found = refusals(head_of(asked), "keys and values", memory=single(3, 6, seed=1))
     assert "one of the maps has a bias" in found
     assert "added once for each head" in refusals(
         linear(4, bias=True) @ heads(2, linear(3)), "heads"
@@ -316,12 +319,12 @@ def test_biases_side_by_side():
 
 def test_maps_over_other_axes_or_other_context():
     turned = each(linear(4)) @ each(linear(4), axis=1)
-    one = program(turned, normal(0, 3, 5, 4))
+    one = program(turned, single(3, 5, 4, seed=0))
     found = [*rewrites(turned, one.declared, [Direction(law("map"), True)])]
     assert "one maps axis 1, the other axis 0" in str(found[0])
     shifted = each(identity + read("by"), fixed="by")
     for f, why in ((each(identity + read("by")), "fixed for one and mapped for the other"),):
-        x, by = normal(0, 5, 5, 4), normal(1, 5, 5, 4)
+        x, by = single(5, 5, 4, seed=0), single(5, 5, 4, seed=1)
         context = {"by": by}
         both = f @ shifted
         found = [*rewrites(both, {}, [Direction(law("map"), True)])]

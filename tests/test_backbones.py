@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -104,7 +105,7 @@ def test_saving_writes_the_file_of_transformers(name, tmp_path):
     assert json.loads((tmp_path / "ours" / "config.json").read_text()) == asked.config
     again = load(tmp_path / "ours")
     assert again.term == term
-    jax.tree.map(np.testing.assert_array_equal, again.params, params)
+    chex.assert_trees_all_equal(again.params, params)
 
 
 def test_what_is_saved_takes_the_place_of_several_files(tmp_path):
@@ -113,7 +114,7 @@ def test_what_is_saved_takes_the_place_of_several_files(tmp_path):
     (folder / "of_others.safetensors").write_bytes(b"")
     params = jax.tree.map(lambda leaf: leaf + 1, load(folder).params)
     save(folder, asked.config, params)
-    jax.tree.map(np.testing.assert_array_equal, load(folder).params, params)
+    chex.assert_trees_all_equal(load(folder).params, params)
     left = {"config.json", "model.safetensors", "of_others.safetensors"}
     assert {file.name for file in folder.iterdir()} == left
 
@@ -172,7 +173,7 @@ def test_several_files_with_an_index(tmp_path):
     asked = oracle("gpt2")
     one = load(asked.folder(tmp_path / "one"))
     several = load(several_files(asked, tmp_path / "several"))
-    jax.tree.map(np.testing.assert_array_equal, several.params, one.params)
+    chex.assert_trees_all_equal(several.params, one.params)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +253,7 @@ def test_bfloat16(tmp_path):
     np.testing.assert_allclose(logits, asked.answer["output"], atol=0.05 * scale)
     save(tmp_path / "ours", asked.config, params)
     assert json.loads((tmp_path / "ours" / "config.json").read_text())["dtype"] == "bfloat16"
-    jax.tree.map(np.testing.assert_array_equal, load(tmp_path / "ours", "bfloat16").params, params)
+    chex.assert_trees_all_equal(load(tmp_path / "ours", "bfloat16").params, params)
 
 
 @pytest.mark.parametrize("name", ["bert", "bert_masked", "gpt2", "llama_tied"])
@@ -268,7 +269,7 @@ def test_names_with_and_without_prefix(name, tmp_path):
         key.removeprefix(prefix) if has else prefix + key: v for key, v in asked.weights.items()
     }
     save_file(renamed, other / "model.safetensors")
-    jax.tree.map(np.testing.assert_array_equal, load(other).params, params)
+    chex.assert_trees_all_equal(load(other).params, params)
 
 
 def test_a_checkpoint_of_before(tmp_path):
@@ -289,7 +290,7 @@ def test_a_checkpoint_of_before(tmp_path):
     folder, file = asked.folder(tmp_path / "before"), tmp_path / "before" / "model.safetensors"
     before |= {name: np.zeros(3, np.float32) for name in more} | copies
     save_file(before, file)
-    jax.tree.map(np.testing.assert_array_equal, load(folder).params, params)
+    chex.assert_trees_all_equal(load(folder).params, params)
     for name, value in copies.items():
         save_file(before | {name: value + 1}, file)
         with pytest.raises(ParameterError, match=rf"{re.escape(name)} is another array than "):
@@ -358,7 +359,7 @@ def test_gguf_is_saved_as_a_folder(tmp_path):
     _, params, tokenizer = load(file)
     save(tmp_path / "folder", configuration(file), params, tokenizer)
     again = load(tmp_path / "folder")
-    jax.tree.map(np.testing.assert_array_equal, again.params, params)
+    chex.assert_trees_all_equal(again.params, params)
     assert again.tokenizer.to_str() == tokenizer.to_str()
     written = load_file(tmp_path / "folder" / "model.safetensors")
     assert written.keys() == asked.weights.keys()

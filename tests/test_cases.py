@@ -11,7 +11,6 @@ from asking import (
     GIVEN,
     answering,
     ask,
-    close,
     fast,
     given,
     keys_seen,
@@ -20,6 +19,7 @@ from asking import (
     weights,
     zero,
 )
+from plain import close
 
 from combinax.combinators import (
     Range,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +12,7 @@ import optax
 import pytest
 from flax import nnx
 from flax.core import freeze
-from sampling import drawn, identical
+from plain import drawn
 
 from combinax.combinators import (
     ContextError,
@@ -140,7 +141,7 @@ def test_prompts_and_counts_in_other_forms(prompt):
     wanted = generate(PLAIN, WEIGHTS, PROMPT, COUNT, choose=greedy)
     count: Any = np.int64(COUNT)
     made = generate(PLAIN, WEIGHTS, prompt, count, choose=greedy)
-    identical(made, wanted)
+    chex.assert_trees_all_equal(made, wanted)
 
 
 @pytest.mark.parametrize("token", [7, 1000, -1])
@@ -175,10 +176,10 @@ BOXES = {
 @pytest.mark.parametrize("box", BOXES)
 def test_parameters_in_other_mappings(box):
     boxed = BOXES[box](WEIGHTS)
-    identical(PLAIN(boxed, PROMPT), PLAIN(WEIGHTS, PROMPT))
-    identical(unstack(PLAIN, boxed), unstack(PLAIN, WEIGHTS))
-    identical(stack(PLAIN, BOXES[box](unstack(PLAIN, WEIGHTS))), WEIGHTS)
-    identical(observe(PLAIN)(boxed, PROMPT)[0], PLAIN(WEIGHTS, PROMPT))
+    chex.assert_trees_all_equal(PLAIN(boxed, PROMPT), PLAIN(WEIGHTS, PROMPT))
+    chex.assert_trees_all_equal(unstack(PLAIN, boxed), unstack(PLAIN, WEIGHTS))
+    chex.assert_trees_all_equal(stack(PLAIN, BOXES[box](unstack(PLAIN, WEIGHTS))), WEIGHTS)
+    chex.assert_trees_all_equal(observe(PLAIN)(boxed, PROMPT)[0], PLAIN(WEIGHTS, PROMPT))
 
 
 def test_trained_parameters_stay_in_their_mapping():
@@ -193,4 +194,4 @@ def test_trained_parameters_stay_in_their_mapping():
     for box in BOXES.values():
         trained, _ = fit(loss, optax.sgd(0.01), box(params), batch, 2, rng=KEY)
         assert type(trained) is type(box(params))
-        identical(jax.tree.leaves(trained), jax.tree.leaves(wanted))
+        chex.assert_trees_all_equal(jax.tree.leaves(trained), jax.tree.leaves(wanted))

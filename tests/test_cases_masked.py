@@ -12,13 +12,13 @@ from asking import (
     NORMALIZERS,
     answering,
     ask,
-    close,
     fast,
     given,
     keys_seen,
     running,
     weights,
 )
+from plain import close
 
 from combinax.combinators import (
     CompositionError,

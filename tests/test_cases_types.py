@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpy64
 import pytest
-from asking import GIVEN, NORMALIZERS, answering, ask, close, fast, given, running
+from asking import GIVEN, NORMALIZERS, answering, ask, fast, given, running
+from plain import close
 
 from combinax.combinators import (
     CompositionError,

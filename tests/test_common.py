@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import catalogue
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -83,11 +84,6 @@ def shapes(tree: Any) -> Any:
         ),
         tree,
     )
-
-
-def close(a: Any, b: Any, rtol: float, atol: float) -> None:
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol, atol), a, b)
 
 
 def floats(tree: Any) -> list[Any]:
@@ -201,7 +197,7 @@ def test_an_entry_holds_its_word(name):
 def test_init_on_shapes_is_init_on_arrays(this):
     abstract = this.term.init(jax.random.key(0), shapes(this.x), **shapes(this.facts))
     assert spec(abstract) == spec(this.params)
-    jax.tree.map(np.testing.assert_array_equal, abstract, this.params)
+    chex.assert_trees_all_equal(abstract, this.params)
 
 
 def test_declared_shape_is_real_shape(this):
@@ -232,12 +228,14 @@ def test_params_are_a_plain_nested_dict_with_a_name_for_every_axis(this):
 
 def test_jit_agrees_with_eager(this):
     # Fused sums round in another order.
-    close(this.compiled(this.params, this.x, **this.context), this.value, 1e-5, 2e-6)
+    chex.assert_trees_all_close(
+        this.compiled(this.params, this.x, **this.context), this.value, rtol=1e-5, atol=2e-6
+    )
 
 
 def test_two_calls_are_bit_identical(this):
     again = this.term(this.params, this.x, **this.context)
-    jax.tree.map(np.testing.assert_array_equal, again, this.value)
+    chex.assert_trees_all_equal(again, this.value)
 
 
 def test_vmap_is_each_is_a_loop(this):
@@ -257,8 +255,9 @@ def test_vmap_is_each_is_a_loop(this):
         for x, context in (jax.tree.map(lambda a, i=i: a[i], (xs, contexts)) for i in range(2))
     ]
     loop = jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
-    close(vmapped, loop, 1e-5, 2e-6)  # batched products sum in another order
-    close(mapped, loop, 1e-5, 2e-6)
+    # Batched products sum in another order.
+    chex.assert_trees_all_close(vmapped, loop, rtol=1e-5, atol=2e-6)
+    chex.assert_trees_all_close(mapped, loop, rtol=1e-5, atol=2e-6)
 
 
 def test_float64_and_derivatives(this):
@@ -283,7 +282,7 @@ def test_float64_and_derivatives(this):
             return y, pushed, pulled
 
         y, pushed, pulled = derivatives(moving, tangent, cotangent)
-        close(y, floats(this.value), 1e-4, 1e-4)
+        chex.assert_trees_all_close(y, floats(this.value), rtol=1e-4, atol=1e-4)
         forward, backward = inner(pushed, cotangent), inner(pulled, tangent)
         np.testing.assert_allclose(backward, forward, 1e-10, 1e-10)
         step = 1e-6
@@ -474,7 +473,7 @@ def test_a_row_that_sees_nothing(this):
         assert all((leaf == 0).all() for leaf in run(moving, row_one)[1])
         # Others see what they saw; without row 1's queries fused products may round differently.
         others = np.arange(len(y[0])) != 1
-        close(y[0][others], expected[0][others], 1e-5, 2e-6)
+        chex.assert_trees_all_close(y[0][others], expected[0][others], rtol=1e-5, atol=2e-6)
 
 
 # Layers
@@ -491,8 +490,9 @@ def test_stacked_and_separate_layers(this):
     assert spec(separate) != spec(this.params)
     back = stack(this.term, separate)
     assert spec(back) == spec(this.params)
-    jax.tree.map(np.testing.assert_array_equal, back, this.params)
+    chex.assert_trees_all_equal(back, this.params)
     assert spec(unstack(this.term, separate)) == spec(separate)
     assert spec(stack(this.term, back)) == spec(back)
     unrolled = quick(this.term)(separate, this.x, **this.context)
-    close(unrolled, this.value, 1e-5, 2e-6)  # a scan fuses less than an unrolled loop
+    # A scan fuses less than an unrolled loop.
+    chex.assert_trees_all_close(unrolled, this.value, rtol=1e-5, atol=2e-6)

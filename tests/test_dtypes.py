@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from asking import GIVEN, ask, close, fast, one
+from asking import GIVEN, ask, fast, one
 from catalogue import CATALOGUE, MODELS
+from plain import close
 
 from combinax.combinators import *
 from combinax.combinators.core import dtypes

@@ -14,13 +14,13 @@ import numpy as np
 import optax
 import pytest
 from flax import linen, nnx
-from sampling import normal
+from plain import single
 
 import combinax.combinators.flax as words
 from combinax.combinators import *
 from combinax.combinators.flax import Network, from_linen, from_nnx
 
-X = normal(0, 5, 4)
+X = single(5, 4, seed=0)
 KEY = jax.random.key(3)
 close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
 
@@ -94,7 +94,7 @@ def test_nnx_answers_as_by_itself():
 @every_module
 def test_first_values_are_drawn_as_the_module_draws_them(name):
     """Normal with a variance of 1 / inputs for matrices, 0 for biases, 1 for scales."""
-    wide = normal(1, 2, 64)
+    wide = single(2, 64, seed=1)
     term = {
         "Dense": from_linen(linen.Dense(64)),
         "Branches": from_linen(Branches(64)),

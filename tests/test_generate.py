@@ -8,11 +8,13 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sampling import close, drawn, identical
+from plain import drawn
+from sampling import agree
 from test_stepwise_cases import BODY, POSITIONED, TOKENS, WIDTH, model, quick
 
 from combinax import models
@@ -61,7 +63,7 @@ def test_generation_in_either_form_of_layers():
     term = POSITIONED["rotary"]
     params = drawn(term, TOKENS)
     made = [generate(term, p, PROMPT, 5).tokens for p in (params, unstack(term, params))]
-    identical(*made)
+    chex.assert_trees_all_equal(*made)
 
 
 def test_tokens_as_they_come_are_those_of_the_loop():
@@ -86,7 +88,7 @@ def test_seeds():
     params = jax.tree.map(lambda leaf: leaf / 10, drawn(term, TOKENS))
     make = partial(generate, term, params, PROMPT, 12)
     one, again, other = (make(rng=jax.random.key(seed)).tokens for seed in (1, 1, 2))
-    identical(one, again)
+    chex.assert_trees_all_equal(one, again)
     assert (one != other).any()
 
 
@@ -106,7 +108,7 @@ def test_ragged_prompts_in_one_batch_are_each_alone(name):
     for row, length in enumerate(lengths):
         alone = generate(term, params, prompts[row, :length], 5, choose=temperature(2.0),
                          stop=(0,), rng=keys[row])  # fmt: skip
-        identical(jax.tree.map(lambda leaf, row=row: leaf[row], made), alone)
+        chex.assert_trees_all_equal(jax.tree.map(lambda leaf, row=row: leaf[row], made), alone)
     none = jax.vmap(partial(one, prompts[0], rng=keys[0]))(np.array([0, 7, -1]))
     assert (none.tokens == -1).all()
 
@@ -117,7 +119,7 @@ def test_log_probabilities():
     made = generate(term, params, PROMPT, 6, choose=temperature(3.0), keep=log_probability)
     whole = quick(term)(params, np.concatenate([PROMPT, made.tokens]))
     logs = jax.nn.log_softmax(whole[len(PROMPT) - 1 : -1])
-    close(made.kept, jnp.take_along_axis(logs, made.tokens[:, None], -1)[:, 0])
+    agree(made.kept, jnp.take_along_axis(logs, made.tokens[:, None], -1)[:, 0])
 
 
 def test_a_memory_is_read():
@@ -201,7 +203,7 @@ def test_choices_compose():
     logits = jnp.log(jnp.array([0.5, 0.3, 0.15, 0.05]))
     # Squared and normalised: .685, .246, .062, .007; the first two reach .9.
     choose: Any = keep_top_p(0.9) @ temperature(0.5)
-    close(softmax({}, choose({}, logits)), jnp.array([0.25, 0.09, 0, 0]) / 0.34)
+    agree(softmax({}, choose({}, logits)), jnp.array([0.25, 0.09, 0, 0]) / 0.34)
     assert repr(keep_top_p(0.9) @ keep_top_k(4)) == "compose(keep_top_p(0.9), keep_top_k(4))"
     assert np.isfinite((keep_top_k(1) @ keep_top_p(0.9))({}, logits)).sum() == 1
 
@@ -228,7 +230,9 @@ def test_generation_counts_in_32_bits():
     with jax.enable_x64():
         term, params = POSITIONED["rotary"], drawn(POSITIONED["rotary"], TOKENS)
         ours = speculate(term, params, term, params, PROMPT, 4, choose=greedy)
-        identical(ours.tokens, generate(term, params, PROMPT, 4, choose=greedy).tokens)
+        chex.assert_trees_all_equal(
+            ours.tokens, generate(term, params, PROMPT, 4, choose=greedy).tokens
+        )
 
 
 def test_a_term_that_rematerializes_generates():
@@ -255,7 +259,7 @@ def test_speculation_is_identical_when_greedy(name):
     params, other = drawn(term, TOKENS), drawn(draft, TOKENS, 1)
     alone = generate(term, params, PROMPT, 6, choose=greedy).tokens
     made = speculate(term, params, draft, other, PROMPT, 6, ahead=2, choose=greedy)
-    identical(made.tokens, alone)
+    chex.assert_trees_all_equal(made.tokens, alone)
     assert made.length == 6 and 2 <= made.kept <= 6
 
 
@@ -263,7 +267,9 @@ def test_a_draft_that_is_right_saves_steps():
     term = POSITIONED["rotary"]
     params = drawn(term, TOKENS)
     made = speculate(term, params, term, params, PROMPT, 9, ahead=3, choose=greedy)
-    identical(made.tokens, generate(term, params, PROMPT, 9, choose=greedy).tokens)
+    chex.assert_trees_all_equal(
+        made.tokens, generate(term, params, PROMPT, 9, choose=greedy).tokens
+    )
     assert made.kept == 3  # the prompt, and twice three drafts and one more
 
 
@@ -286,7 +292,7 @@ def test_speculation_ends_where_generation_does(wrong, draft, choose):
     made = speculate(
         counting(wrong), {}, counting(draft), {}, np.array([1]), 7, ahead=3, choose=choose
     )
-    identical(made.tokens, alone.tokens)
+    chex.assert_trees_all_equal(made.tokens, alone.tokens)
     assert made.length == alone.length == [5, 1, 3][[0, 1, 3].index(wrong)]
 
 

@@ -7,8 +7,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
+import chex
 import pytest
 from files_oracle import CONFIG, WEIGHTS, folder
 from gguf import GGUFValueType as Kind
@@ -98,7 +97,7 @@ def test_what_is_written_is_read(version, align, tmp_path):
     found = load(gguf(tmp_path / "a.gguf", fields, version=version, align=align))
     expected = load(folder(tmp_path / "folder"))
     assert found.term == expected.term
-    jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
+    chex.assert_trees_all_equal(found.params, expected.params)
     assert found.tokenizer.encode("abab").ids == [3, 3]
 
 

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from asking import GIVEN, NORMALIZERS, ask, close, fast, running
+from asking import GIVEN, NORMALIZERS, ask, fast, running
 from asking import given as random
+from plain import close
 
 from combinax.combinators import *
 

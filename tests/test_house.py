@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
+import typing
+from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -99,3 +103,31 @@ def test_the_table_finds_what_it_forbids(monkeypatch, tmp_path):
         test_no_circle()
     with pytest.raises(AssertionError):
         test_no_import_of_the_package_inside_a_function()
+
+
+def signatures(namespace: dict[str, object], home: str) -> Iterator[object]:
+    """The functions and classes that a module defines, and the methods of its classes."""
+    for value in namespace.values():
+        value = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+        if getattr(value, "__module__", None) != home:
+            continue
+        if inspect.isfunction(value) or inspect.isclass(value):
+            yield value
+        if inspect.isclass(value):
+            yield from signatures(dict(vars(value)), home)
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("combinators")])
+def test_types_and_shapes_can_be_read(name):
+    """No type checker reads the shapes, "T d", and the linter lets names that do not exist pass."""
+    module = importlib.import_module(f"combinax.{name}")
+    for signature in signatures(vars(module), module.__name__):
+        typing.get_type_hints(signature)
+
+
+@pytest.mark.parametrize("wrong", ['Float[Aray, "T e"]', 'Float[Array, "*T *e"]'])
+def test_types_and_shapes_that_cannot_be_read_are_found(wrong, monkeypatch):
+    module = importlib.import_module("combinax.combinators.aggregate")
+    monkeypatch.setattr(module.largest, "__annotations__", {"return": wrong})
+    with pytest.raises((NameError, ValueError)):
+        test_types_and_shapes_can_be_read("combinators.aggregate")

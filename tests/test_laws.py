@@ -7,13 +7,15 @@ import functools
 import operator
 from typing import Any
 
+import chex
 import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from sampling import D, T, close, drawn, examples, few, identical, normal, paths, seeds
+from plain import drawn, single
+from sampling import D, T, agree, examples, few, paths, seeds
 
 from combinax.combinators import *
 
@@ -71,21 +73,21 @@ def test_composition_is_associative(data, terms):
 @hypothesis.given(st.data(), st.lists(maps, min_size=3, max_size=4), seeds)
 def test_composition_applies_one_term_after_the_other(data, terms, seed):
     one, two = data.draw(bracketings(terms)), data.draw(bracketings(terms))
-    x = normal(seed, T, D)
+    x = single(T, D, seed=seed)
     params = drawn(one, x)
-    identical(one(params, x), two(params, x))
+    chex.assert_trees_all_equal(one(params, x), two(params, x))
     value, numbers = x, dict.fromkeys((term.name for term in terms), 0)
     for term in reversed(terms):
         numbers[term.name] += 1
         number = numbers[term.name]
         place = term.name if number == 1 else f"{term.name}_{number}"
         value = term(params.get(place, {}), value)
-    identical(one(params, x), value)
+    chex.assert_trees_all_equal(one(params, x), value)
 
 
 def test_bracketing_changes_no_first_value():
-    x, f, g, h = normal(0, T, D), linear(3), rms_norm(), linear(2)
-    identical(((h @ g) @ f).init(KEY, x), (h @ (g @ f)).init(KEY, x))
+    x, f, g, h = single(T, D, seed=0), linear(3), rms_norm(), linear(2)
+    chex.assert_trees_all_equal(((h @ g) @ f).init(KEY, x), (h @ (g @ f)).init(KEY, x))
 
 
 @examples
@@ -96,7 +98,7 @@ def test_identity_is_the_unit(term):
 
 
 def test_the_empty_composition_is_identity():
-    x = normal(0, T, D)
+    x = jnp.asarray(single(T, D, seed=0))
     assert compose() is identity and compose(identity, identity) is identity
     assert identity({}, x) is x
 
@@ -115,7 +117,7 @@ def test_compositions_flatten(first, second):
 @few
 @hypothesis.given(st.integers(1, 3), maps, seeds)
 def test_a_power_is_repeated_composition(count, term, seed):
-    x = normal(seed, T, D)
+    x = single(T, D, seed=seed)
     params = drawn(term**count, x)
     stacked = zip(jax.tree.leaves(params), jax.tree.leaves(drawn(term, x)), strict=True)
     assert all(leaf.shape == (count, *alone.shape) for leaf, alone in stacked)
@@ -123,19 +125,19 @@ def test_a_power_is_repeated_composition(count, term, seed):
     blocks = {
         f"block{name}": block for name, block in unstack(term**count, params).items() if block
     }
-    close((term**count)(params, x), written(blocks, x))
+    agree((term**count)(params, x), written(blocks, x))
 
 
 @few
 @hypothesis.given(st.integers(1, 2), st.lists(maps, min_size=2, max_size=3), seeds)
 def test_a_pattern_alternates(periods, terms, seed):
-    x = normal(seed, T, D)
+    x = single(T, D, seed=seed)
     term = repeat(periods * len(terms), *terms)
     params = drawn(term, x)
     value, blocks = x, unstack(term, params)
     for layer in range(term.repeats):
         value = terms[layer % len(terms)](blocks.get(str(layer), {}), value)
-    close(term(params, x), value)
+    agree(term(params, x), value)
 
 
 # Maps over an axis
@@ -144,35 +146,37 @@ def test_a_pattern_alternates(periods, terms, seed):
 @few
 @hypothesis.given(maps, maps, seeds)
 def test_each_of_a_composition(f, g, seed):
-    batch = normal(seed, 3, T, D)
+    batch = single(3, T, D, seed=seed)
     whole, parts = each(f @ g), each(f) @ each(g)
     assert paths(whole, 3, T, D) == paths(parts, 3, T, D) == paths(f @ g)
     params = drawn(whole, batch)
-    close(whole(params, batch), parts(params, batch))
-    close(whole(params, batch), jnp.stack([(f @ g)(params, row) for row in batch]))
+    agree(whole(params, batch), parts(params, batch))
+    agree(whole(params, batch), jnp.stack([(f @ g)(params, row) for row in batch]))
 
 
 def test_each_along_another_axis():
-    x, term = normal(1, T, 3, D), lift(turned)
+    x, term = single(T, 3, D, seed=1), lift(turned)
     first = each(term)({}, jnp.moveaxis(x, 1, 0))
-    identical(each(term, axis=1)({}, x), jnp.moveaxis(first, 0, 1))
-    identical(each(term, axis=-2)({}, x), jnp.moveaxis(first, 0, -2))
+    chex.assert_trees_all_equal(each(term, axis=1)({}, x), jnp.moveaxis(first, 0, 1))
+    chex.assert_trees_all_equal(each(term, axis=-2)({}, x), jnp.moveaxis(first, 0, -2))
 
 
 @few
 @hypothesis.given(st.sampled_from([0, 1, 2, -2]), maps, maps, seeds)
 def test_each_of_a_composition_along_any_axis(axis, f, g, seed):
-    batch = normal(seed, 2, T, 3, D)
-    identical(each(identity, axis)({}, batch), batch)
+    batch = single(2, T, 3, D, seed=seed)
+    chex.assert_trees_all_equal(each(identity, axis)({}, batch), batch)
     whole, parts = each(f @ g, axis), each(f, axis) @ each(g, axis)
     params = drawn(whole, batch)
-    close(whole(params, batch), parts(params, batch))
+    agree(whole(params, batch), parts(params, batch))
 
 
 def test_one_fixed_name_is_a_name():
     term = linear(D) @ (identity + read("lengths"))
     assert each(term, fixed="lengths") == each(term, fixed=("lengths",))
-    assert each(term, fixed="positions").init(KEY, normal(1, 2, T, D), lengths=normal(2, 2, T, D))
+    assert each(term, fixed="positions").init(
+        KEY, single(2, T, D, seed=1), lengths=single(2, T, D, seed=2)
+    )
 
 
 # Products
@@ -181,42 +185,44 @@ def test_one_fixed_name_is_a_name():
 @few
 @hypothesis.given(maps, maps, seeds)
 def test_picking_from_a_fanout(f, g, seed):
-    x, f, g = normal(seed, T, D), named("f", f), named("g", g)
+    x, f, g = single(T, D, seed=seed), named("f", f), named("g", g)
     params = drawn(fanout(f, g), x)
     inside = under("fanout", params)
-    identical((pick(0) @ fanout(f, g))(inside, x), f(of(params, "f"), x))
-    identical((pick(-1) @ fanout(f, g))(inside, x), g(of(params, "g"), x))
+    chex.assert_trees_all_equal((pick(0) @ fanout(f, g))(inside, x), f(of(params, "f"), x))
+    chex.assert_trees_all_equal((pick(-1) @ fanout(f, g))(inside, x), g(of(params, "g"), x))
 
 
 @few
 @hypothesis.given(maps, maps, seeds)
 def test_parallel_after_fanout(f, g, seed):
-    x, f, g = normal(seed, T, D), named("f", f), named("g", g)
+    x, f, g = single(T, D, seed=seed), named("f", f), named("g", g)
     h, k = named("h", linear(D)), named("k", rms_norm())
     after, together = parallel(f, g) @ fanout(h, k), fanout(f @ h, g @ k)
     params = drawn(together, x)
     split = under("parallel", of(params, "f", "g")) | under("fanout", of(params, "h", "k"))
-    close(after(split, x), together(params, x))
+    agree(after(split, x), together(params, x))
 
 
 @few
 @hypothesis.given(maps, maps, seeds)
 def test_parallels_compose(f, g, seed):
-    pair = normal(seed, T, D), normal(seed + 1, T, D)
+    pair = single(T, D, seed=seed), single(T, D, seed=seed + 1)
     f, g = named("f", f), named("g", g)
     after, together = (
         parallel(f, g) @ parallel(silu, lift(turned)),
         parallel(f @ silu, g @ lift(turned)),
     )
     params = drawn(together, pair)
-    close(after(under("parallel_2", params), pair), together(params, pair))
+    agree(after(under("parallel_2", params), pair), together(params, pair))
 
 
 @pytest.mark.parametrize("axis", [0, -1])
 def test_join_is_a_joined_fanout(axis):
-    x, f, g = normal(3, T, D), named("f", linear(3)), named("g", linear(3))
+    x, f, g = single(T, D, seed=3), named("f", linear(3)), named("g", linear(3))
     params = drawn(join(f, g), x)
-    identical(join(f, g, axis=axis)(params, x), jnp.concatenate(fanout(f, g)(params, x), axis))
+    chex.assert_trees_all_equal(
+        join(f, g, axis=axis)(params, x), jnp.concatenate(fanout(f, g)(params, x), axis)
+    )
 
 
 # Sums
@@ -225,23 +231,23 @@ def test_join_is_a_joined_fanout(axis):
 @few
 @hypothesis.given(maps, maps, seeds)
 def test_sums_commute_and_distribute_over_what_comes_before(f, g, seed):
-    x, f, g = normal(seed, T, D), named("f", f), named("g", g)
+    x, f, g = single(T, D, seed=seed), named("f", f), named("g", g)
     params = drawn(f + g, x)
     y, z = f(of(params, "f"), x), g(of(params, "g"), x)
-    identical((f + g)(params, x), y + z)
-    identical((f + g)(params, x), (g + f)(params, x))
-    identical((f - g)(params, x), y - z)
-    identical(multiply(f, g)(params, x), multiply(g, f)(params, x))
-    identical((2.0 * f)(of(params, "f"), x), (f * 2)(of(params, "f"), x))
-    identical((2.0 * f)(of(params, "f"), x), 2 * y)
-    close(((f + g) @ silu)(under("add", params), x), (f @ silu + g @ silu)(params, x))
+    chex.assert_trees_all_equal((f + g)(params, x), y + z)
+    chex.assert_trees_all_equal((f + g)(params, x), (g + f)(params, x))
+    chex.assert_trees_all_equal((f - g)(params, x), y - z)
+    chex.assert_trees_all_equal(multiply(f, g)(params, x), multiply(g, f)(params, x))
+    chex.assert_trees_all_equal((2.0 * f)(of(params, "f"), x), (f * 2)(of(params, "f"), x))
+    chex.assert_trees_all_equal((2.0 * f)(of(params, "f"), x), 2 * y)
+    agree(((f + g) @ silu)(under("add", params), x), (f @ silu + g @ silu)(params, x))
 
 
 def test_numbers_stand_on_either_side():
-    x = normal(0, T, D)
-    close((1.0 + silu)({}, x), 1 + jax.nn.silu(x))
-    close((1.0 - silu)({}, x), 1 - jax.nn.silu(x))
-    close((np.float32(1) - silu - 1)({}, x), -jax.nn.silu(x))
+    x = single(T, D, seed=0)
+    agree((1.0 + silu)({}, x), 1 + jax.nn.silu(x))
+    agree((1.0 - silu)({}, x), 1 - jax.nn.silu(x))
+    agree((np.float32(1) - silu - 1)({}, x), -jax.nn.silu(x))
     assert repr(1.0 - silu) == "subtract(constant(1.0), silu)"
 
 
@@ -251,27 +257,27 @@ def test_numbers_stand_on_either_side():
 @few
 @hypothesis.given(st.integers(1, 3), st.integers(1, 3), seeds)
 def test_heads_are_joined_copies(count, width, seed):
-    x = normal(seed, T, D)
+    x = single(T, D, seed=seed)
     joined, apart = heads(count, linear(width)), copies(count, linear(width))
     params = drawn(joined, x)
     assert paths(joined) == paths(apart)
     side_by_side = apart(params, x)
     assert side_by_side.shape == (count, T, width)
-    identical(joined(params, x), jnp.concatenate(list(side_by_side), -1))
+    chex.assert_trees_all_equal(joined(params, x), jnp.concatenate(list(side_by_side), -1))
     # Heads of a linear are the split of one linear.
     one = {"kernel": params["linear"]["kernel"].reshape(D, count * width)}
-    close(joined(params, x), linear(count * width)(one, x))
+    agree(joined(params, x), linear(count * width)(one, x))
 
 
 @few
 @hypothesis.given(st.integers(1, 3), st.integers(1, 3), seeds)
 def test_copies_nest(outer, inner, seed):
-    x = normal(seed, T, D)
+    x = single(T, D, seed=seed)
     nested, flat = copies(outer, copies(inner, linear(2))), copies(outer * inner, linear(2))
     kernel = drawn(nested, x)["copies"]["linear"]["kernel"]
     params = {"linear": {"kernel": kernel.reshape(D, outer * inner, 2)}}
     y = nested({"copies": {"linear": {"kernel": kernel}}}, x)
-    close(y.reshape(outer * inner, T, 2), flat(params, x))
+    agree(y.reshape(outer * inner, T, 2), flat(params, x))
 
 
 def test_values_are_given_out_as_plain_numbers():
@@ -280,8 +286,8 @@ def test_values_are_given_out_as_plain_numbers():
         again = copies(2, identity + read("slope"), slope=array([0.5, 0.25]))
         assert again == term and repr(again) == repr(term)
     rows = copies(2, identity + read("row"), row=jnp.arange(2 * D).reshape(2, D))
-    x = normal(0, T, D)
-    close(rows({}, x), x + jnp.arange(2.0 * D).reshape(2, 1, D))
+    x = single(T, D, seed=0)
+    agree(rows({}, x), x + jnp.arange(2.0 * D).reshape(2, 1, D))
 
 
 # Context
@@ -290,24 +296,24 @@ def test_values_are_given_out_as_plain_numbers():
 @few
 @hypothesis.given(maps, maps, seeds)
 def test_given_is_substitution(f, g, seed):
-    x, f, g = normal(seed, T, D), named("f", f), named("m", g)
+    x, f, g = single(T, D, seed=seed), named("f", f), named("m", g)
     bound, substituted = given(f @ read("m"), m=g), f @ g
     params = drawn(substituted, x)
     assert paths(bound) == paths(substituted)
-    close(bound(params, x), substituted(params, x))
+    agree(bound(params, x), substituted(params, x))
     assert bound.reads == frozenset()
 
 
 def test_given_what_is_there_already_changes_nothing():
-    x, m, f = normal(1, T, D), normal(2, T, D), linear(3) @ read("m")
+    x, m, f = single(T, D, seed=1), single(T, D, seed=2), linear(3) @ read("m")
     params = drawn(f, x, m=m)
-    identical(given(f, m=read("m"))(params, x, m=m), f(params, x, m=m))
+    chex.assert_trees_all_equal(given(f, m=read("m"))(params, x, m=m), f(params, x, m=m))
 
 
 def test_the_innermost_given_counts():
-    x = normal(1, T, D)
+    x = single(T, D, seed=1)
     inner = given(read("m"), m=pointwise(half))
-    close(given(inner + read("m"), m=silu)({}, x), x / 2 + jax.nn.silu(x))
+    agree(given(inner + read("m"), m=silu)({}, x), x / 2 + jax.nn.silu(x))
 
 
 # Sharing
@@ -317,47 +323,47 @@ def count(params: Any) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def gradient(term: Term, params: Any, x: jax.Array) -> Any:
+def gradient(term: Term, params: Any, x: Any) -> Any:
     weights = jnp.cos(jnp.arange(jax.eval_shape(term, params, x).size, dtype=jnp.float32))
     return jax.grad(lambda p: jnp.vdot(weights, term(p, x).ravel()))(params)
 
 
 def test_sharing_across_layers_counts_once_and_adds_gradients():
-    x = normal(1, T, D)
+    x = single(T, D, seed=1)
     block = identity + shared(linear(D), across="layers")
     term, apart = repeat(3, silu @ block), repeat(3, silu @ (identity + linear(D)))
     params = drawn(term, x)
     assert count(params) == D * D
     each_own = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), params)
-    identical(term(params, x), apart(each_own, x))
+    chex.assert_trees_all_equal(term(params, x), apart(each_own, x))
     total = jax.tree.map(lambda leaf: leaf.sum(0), gradient(apart, each_own, x))
-    close(gradient(term, params, x), total)
+    agree(gradient(term, params, x), total)
 
 
 def test_sharing_across_heads_counts_once_and_adds_gradients():
-    x = normal(1, T, D)
+    x = single(T, D, seed=1)
     term = heads(3, linear(2) @ shared(linear(5), across="heads"))
     apart = heads(3, linear(2) @ linear(5))
     params = drawn(term, x)
     assert count(params) == D * 5 + 3 * 5 * 2
     kernel = params["linear"]["kernel"]
     each_own = {**params, "linear": {"kernel": jnp.stack([kernel] * 3, 1)}}
-    close(term(params, x), apart(each_own, x))
+    agree(term(params, x), apart(each_own, x))
     total = gradient(apart, each_own, x)
     total = {**total, "linear": {"kernel": total["linear"]["kernel"].sum(1)}}
-    close(gradient(term, params, x), total)
+    agree(gradient(term, params, x), total)
 
 
 def test_sharing_by_name_counts_once_and_adds_gradients():
-    x, w = normal(1, T, D), shared(linear(D), name="w")
+    x, w = single(T, D, seed=1), shared(linear(D), name="w")
     term = w @ silu @ (identity + w)
     apart = named("a", linear(D)) @ silu @ (identity + named("b", linear(D)))
     params = drawn(term, x)
     assert count(params) == D * D
     each_own = {"a": params["w"], "add": {"b": params["w"]}}
-    close(term(params, x), apart(each_own, x))
+    agree(term(params, x), apart(each_own, x))
     both = gradient(apart, each_own, x)
-    close(gradient(term, params, x)["w"], jax.tree.map(jnp.add, both["a"], both["add"]["b"]))
+    agree(gradient(term, params, x)["w"], jax.tree.map(jnp.add, both["a"], both["add"]["b"]))
 
 
 def test_a_tied_table_counts_once_and_adds_gradients():
@@ -372,8 +378,8 @@ def test_a_tied_table_counts_once_and_adds_gradients():
         return vectors @ scored.T
 
     table = params["embed"]["table"]
-    close(term(params, tokens), value(table, table))
+    agree(term(params, tokens), value(table, table))
     weights = jnp.cos(jnp.arange(20.0)).reshape(4, 5)
     one, two = jax.grad(lambda *tables: jnp.vdot(weights, value(*tables)), (0, 1))(table, table)
     grads = jax.grad(lambda p: jnp.vdot(weights, term(p, tokens)))(params)
-    close(grads["embed"]["table"], one + two)
+    agree(grads["embed"]["table"], one + two)

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import chex
 import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from sampling import D, T, close, drawn, examples, few, identical, normal, seeds
+from plain import drawn, single
+from sampling import D, T, agree, examples, few, seeds
 
 from combinax.combinators import *
 
@@ -24,12 +26,14 @@ def rows(count: int) -> Rows:
 
 def scores(seed: int, queries: int = T, keys: int = T, width: int = D) -> Scores:
     marks = Marks(rows(queries), rows(keys))
-    return Scores(normal(seed, queries, keys), normal(seed + 1, keys, width), marks)
+    return Scores(single(queries, keys, seed=seed), single(keys, width, seed=seed + 1), marks)
 
 
 def entries(seed: int, queries: int = T, keys: int = T, width: int = D) -> Entries:
     marks = Marks(rows(queries), rows(keys))
-    query, key, value = (normal(seed + i, n, width) for i, n in enumerate((queries, keys, keys)))
+    query, key, value = (
+        single(n, width, seed=seed + i) for i, n in enumerate((queries, keys, keys))
+    )
     return Entries(query, key, value, marks)
 
 
@@ -78,7 +82,7 @@ def seen(term: Term, size: tuple[int, int]) -> np.ndarray:
 @hypothesis.given(predicates, sizes)
 def test_predicates_mean_what_they_say(p, size):
     expected = [[bool(p[1](i, j)) for j in range(size[1])] for i in range(size[0])]
-    identical(seen(mask(p[0]), size), np.array(expected))
+    chex.assert_trees_all_equal(seen(mask(p[0]), size), np.array(expected))
 
 
 @examples
@@ -86,18 +90,18 @@ def test_predicates_mean_what_they_say(p, size):
 def test_masks_intersect(p, q, size):
     (p, _), (q, _) = p, q
     both = seen(mask(p & q), size)
-    identical(seen(mask(p) @ mask(q), size), both)
-    identical(seen(mask(q) @ mask(p), size), both)
-    identical(seen(mask(p) @ mask(p), size), seen(mask(p), size))
+    chex.assert_trees_all_equal(seen(mask(p) @ mask(q), size), both)
+    chex.assert_trees_all_equal(seen(mask(q) @ mask(p), size), both)
+    chex.assert_trees_all_equal(seen(mask(p) @ mask(p), size), seen(mask(p), size))
 
 
 @examples
 @hypothesis.given(predicates, predicates, sizes)
 def test_de_morgan(p, q, size):
     (p, _), (q, _) = p, q
-    identical(seen(mask(~(p & q)), size), seen(mask(~p | ~q), size))
-    identical(seen(mask(~(p | q)), size), seen(mask(~p & ~q), size))
-    identical(seen(mask(~~p), size), seen(mask(p), size))
+    chex.assert_trees_all_equal(seen(mask(~(p & q)), size), seen(mask(~p | ~q), size))
+    chex.assert_trees_all_equal(seen(mask(~(p | q)), size), seen(mask(~p & ~q), size))
+    chex.assert_trees_all_equal(seen(mask(~~p), size), seen(mask(p), size))
     assert not seen(mask(p & ~p), size).any() and seen(mask(p | ~p), size).all()
 
 
@@ -112,7 +116,7 @@ STAGES = [bias(distant), softcap(1.5), temperature(0.7), pointwise(jnp.sin)]
 @hypothesis.given(predicates, st.sampled_from(STAGES), seeds)
 def test_masks_commute_with_what_changes_scores(p, stage, seed):
     one, two = mask(p[0]) @ stage, stage @ mask(p[0])
-    identical(
+    chex.assert_trees_all_equal(
         (normalize(softmax) @ one)({}, scores(seed)), (normalize(softmax) @ two)({}, scores(seed))
     )
 
@@ -123,7 +127,7 @@ def test_masks_commute_with_what_changes_scores(p, stage, seed):
 @few
 @hypothesis.given(seeds, st.floats(-100, 100), predicates)
 def test_softmax_ignores_a_shift_of_a_row(seed, shift, p):
-    shifts = shift * normal(seed, T, 1)
+    shifts = shift * single(T, 1, seed=seed)
     one, weigh = scores(seed), normalize(softmax) @ mask(p[0])
     two = one.replace(score=one.score + shifts)
     # A shifted score is rounded to 1e-7 of its size, at most a few hundred.
@@ -148,7 +152,7 @@ def test_a_hidden_key_is_as_good_as_none(how):
     fewer = Scores(jnp.abs(table.score[:, :3]), table.value[:3], Marks(rows(T), rows(3)))
     table = table.replace(score=jnp.abs(table.score))
     term = aggregate() @ normalize(how)
-    close((term @ mask(first_three))({}, table), term({}, fewer))
+    agree((term @ mask(first_three))({}, table), term({}, fewer))
 
 
 def first_three(query, key):
@@ -159,7 +163,7 @@ def first_three(query, key):
 def test_the_order_of_keys_does_not_matter(how):
     table, order = scores(3), np.array([3, 0, 4, 1, 2])
     moved = table.replace(score=table.score[:, order], value=table.value[order])
-    close((aggregate() @ normalize(how))({}, moved), (aggregate() @ normalize(how))({}, table))
+    agree((aggregate() @ normalize(how))({}, moved), (aggregate() @ normalize(how))({}, table))
 
 
 # Permutation equivariance
@@ -170,15 +174,15 @@ def test_the_order_of_keys_does_not_matter(how):
 def test_attention_is_permutation_equivariant(order, seed):
     head = aggregate() @ normalize(softmax) @ score(scaled_dot) @ project(3)
     term = identity + linear(D) @ heads(2, head) @ rms_norm()
-    x, order = normal(seed, T, D), np.array(order)
+    x, order = single(T, D, seed=seed), np.array(order)
     params = drawn(term, x)
-    close(term(params, x[order]), term(params, x)[order])
+    agree(term(params, x[order]), term(params, x)[order])
 
 
 @pytest.mark.parametrize("stage", [mask(causal), bias(distant)], ids=repr)
 def test_masks_and_positions_break_the_symmetry(stage):
     term = aggregate() @ normalize(softmax) @ stage @ score(dot) @ project(3)
-    x = normal(1, T, D)
+    x = single(T, D, seed=1)
     params = drawn(term, x)
     order = np.roll(np.arange(T), 2)
     assert np.abs(term(params, x[order]) - term(params, x)[order]).max() > 1e-2
@@ -190,17 +194,17 @@ def test_masks_and_positions_break_the_symmetry(stage):
 @few
 @hypothesis.given(st.integers(1, 4), st.integers(1, 4), seeds)
 def test_linear_maps_form_a_category(m, n, seed):
-    x, a, b = normal(seed, T, D), normal(seed + 1, D, m), normal(seed + 2, m, n)
+    x, a, b = single(T, D, seed=seed), single(D, m, seed=seed + 1), single(m, n, seed=seed + 2)
     two = {"linear": {"kernel": a}, "linear_2": {"kernel": b}}
-    close((linear(n) @ linear(m))(two, x), linear(n)({"kernel": a @ b}, x))
+    agree((linear(n) @ linear(m))(two, x), linear(n)({"kernel": a @ b}, x))
     sums = {"linear": {"kernel": a}, "linear_2": {"kernel": 2 * a}}
-    close((linear(m) + linear(m))(sums, x), linear(m)({"kernel": 3 * a}, x))
+    agree((linear(m) + linear(m))(sums, x), linear(m)({"kernel": 3 * a}, x))
     # So an adapter of low rank merges into the kernel it adapts.
-    base = normal(seed + 3, D, n)
+    base = single(D, n, seed=seed + 3)
     adapted = linear(n) + linear(n) @ linear(m)
     kernels = {"linear": base, "linear_2": a, "linear_3": b}
     params = {name: {"kernel": kernel} for name, kernel in kernels.items()}
-    close(adapted(params, x), linear(n)({"kernel": base + a @ b}, x))
+    agree(adapted(params, x), linear(n)({"kernel": base + a @ b}, x))
 
 
 @few
@@ -209,11 +213,11 @@ def test_linear_maps_slide_into_the_values(m, how, seed):
     lookup = aggregate() @ normalize(how) @ mask(causal) @ score(scaled_dot)
     after = linear(m) @ lookup @ project(3)
     before = lookup @ project(query=3, key=3, value=linear(m) @ linear(3))
-    x = normal(seed, T, D)
+    x = single(T, D, seed=seed)
     params = drawn(after, x)
     value = {"linear": params["project"]["value"], "linear_2": params["linear"]}
     inside = {"project": {**params["project"], "value": value}}
-    close(after(params, x), before(inside, x))
+    agree(after(params, x), before(inside, x))
 
 
 # Keys and values
@@ -221,29 +225,31 @@ def test_linear_maps_slide_into_the_values(m, how, seed):
 
 def test_the_identity_as_keys_returns_the_values():
     one = jnp.eye(D)
-    asked = Entries(one, one, normal(1, D, 3), Marks(rows(D), rows(D)))
+    asked = Entries(one, one, single(D, 3, seed=1), Marks(rows(D), rows(D)))
     for how in (identity, hardmax, relu, relu_squared, row_sum, sparsemax):
         # sparsemax is hard from a lead of 1 on.
-        identical((aggregate() @ normalize(how) @ score(dot))({}, asked), asked.value)
+        chex.assert_trees_all_equal(
+            (aggregate() @ normalize(how) @ score(dot))({}, asked), asked.value
+        )
     # A question that is no key mixes the values as it mixes the keys.
-    mixed = asked.replace(query=normal(2, D, D))
-    close((aggregate() @ normalize(identity) @ score(dot))({}, mixed), mixed.query @ mixed.value)
+    mixed = asked.replace(query=single(D, D, seed=2))
+    agree((aggregate() @ normalize(identity) @ score(dot))({}, mixed), mixed.query @ mixed.value)
 
 
 def test_without_activation_two_matrices_collapse_into_one():
-    term, x = aggregate() @ normalize(identity) @ score(dot) @ slots(7), normal(1, T, D)
+    term, x = aggregate() @ normalize(identity) @ score(dot) @ slots(7), single(T, D, seed=1)
     params = drawn(term, x)
     table = params["slots"]
-    close(term(params, x), linear(D)({"kernel": table["key"].T @ table["value"]}, x))
+    agree(term(params, x), linear(D)({"kernel": table["key"].T @ table["value"]}, x))
 
 
 def test_a_dictionary_is_an_mlp():
-    term, x = aggregate() @ normalize(gelu) @ score(dot) @ slots(7), normal(1, T, D)
+    term, x = aggregate() @ normalize(gelu) @ score(dot) @ slots(7), single(T, D, seed=1)
     params = drawn(term, x)
     table = params["slots"]
     mlp = linear(D) @ gelu @ linear(7)
     matrices = {"linear": {"kernel": table["key"].T}, "linear_2": {"kernel": table["value"]}}
-    close(term(params, x), mlp(matrices, x))
+    agree(term(params, x), mlp(matrices, x))
 
 
 # Several dictionaries at once
@@ -263,14 +269,14 @@ def test_a_union_is_one_normalizer_over_all_keys(how, cut):
     match = pointwise(jnp.abs) @ score(scaled_dot)  # row_sum is for positive scores
     halves = union(match @ part(0, cut), match @ part(cut, T))
     whole = aggregate() @ normalize(how) @ match
-    close((aggregate() @ normalize(how) @ halves)({}, entries(5)), whole({}, entries(5)))
+    agree((aggregate() @ normalize(how) @ halves)({}, entries(5)), whole({}, entries(5)))
 
 
 def test_unions_nest():
     thirds = [score(dot) @ part(*pair) for pair in ((0, 1), (1, 3), (3, 5))]
     term = normalize(softmax) @ union(*thirds)
     for nested in (union(union(*thirds[:2]), thirds[2]), union(thirds[0], union(*thirds[1:]))):
-        close((normalize(softmax) @ nested)({}, entries(5)).weight, term({}, entries(5)).weight)
+        agree((normalize(softmax) @ nested)({}, entries(5)).weight, term({}, entries(5)).weight)
 
 
 @few
@@ -281,9 +287,9 @@ def test_a_sink_is_softmax_plus_one(seed):
     query, key, value = (np.asarray(a, np.float64) for a in (asked.query, asked.key, asked.value))
     raised = np.exp(query @ key.T)
     expected = raised / (1 + raised.sum(-1, keepdims=True)) @ value
-    close(term({}, asked), expected)
+    agree(term({}, asked), expected)
     learns = aggregate() @ normalize(softmax) @ union(score(dot), sink())
-    close(learns({"union": {"sink": {"score": jnp.zeros(())}}}, asked), expected)
+    agree(learns({"union": {"sink": {"score": jnp.zeros(())}}}, asked), expected)
 
 
 # Grouped heads
@@ -297,7 +303,7 @@ def test_grouped_heads_are_heads_with_repeated_keys(groups, size):
         query=2, key=shared(linear(2), across="heads"), value=shared(linear(2), across="heads")
     )
     grouped, flat = heads(groups, heads(size, one)), heads(groups * size, apart)
-    x = normal(1, T, D)
+    x = single(T, D, seed=1)
     params = drawn(grouped, x)
     kernels = params["heads"]["project"]
     assert kernels["query"]["kernel"].shape == (D, groups, size, 2)
@@ -308,7 +314,7 @@ def test_grouped_heads_are_heads_with_repeated_keys(groups, size):
         "value": jnp.repeat(kernels["value"]["kernel"], size, 1),
     }
     params_flat = {"project": {name: {"kernel": kernel} for name, kernel in repeated.items()}}
-    close(grouped(params, x), flat(params_flat, x))
+    agree(grouped(params, x), flat(params_flat, x))
 
 
 # Dropout
@@ -321,8 +327,8 @@ def test_dropout_is_the_same_however_it_runs():
     whole = term(params, x, rng=rng)
     assert (whole == term(params, x, rng=rng)).all()
     assert (whole != term(params, x)).any()
-    close(jax.jit(term)(params, x, rng=rng), whole)
-    close(term(unstack(term, params), x, rng=rng), whole)
+    agree(jax.jit(term)(params, x, rng=rng), whole)
+    agree(term(unstack(term, params), x, rng=rng), whole)
 
 
 def dropped(term: Term, x: Any, rng: Any) -> np.ndarray:
@@ -334,7 +340,7 @@ def test_every_place_drops_numbers_of_its_own():
     x, rng = jnp.ones((40, 25)), jax.random.key(3)
     once = dropped(dropout(0.5), x, rng)
     assert abs(once.mean() - 0.5) < 0.1  # 1,000 draws: six deviations
-    identical(dropped(dropout(0.5), x, rng), once)
+    chex.assert_trees_all_equal(dropped(dropout(0.5), x, rng), once)
     assert (dropped(dropout(0.5), x, jax.random.key(4)) != once).mean() > 0.4
     # Two stages, the layers of a repeat, the rows of a batch: each its own numbers.
     chances = {
@@ -353,6 +359,6 @@ def test_every_place_drops_numbers_of_its_own():
 
 
 def test_dropping_nothing_is_the_identity():
-    x = normal(1, T, D)
-    identical(dropout(0.0)({}, x, rng=jax.random.key(3)), x)
-    identical(dropout(0.5)({}, x), x)
+    x = single(T, D, seed=1)
+    chex.assert_trees_all_equal(dropout(0.0)({}, x, rng=jax.random.key(3)), x)
+    chex.assert_trees_all_equal(dropout(0.5)({}, x), x)

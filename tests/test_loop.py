@@ -7,6 +7,7 @@ import signal
 from functools import partial
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,11 +54,6 @@ def classes(s):
 
 def noisy_params(seed=1):
     return TERM.init(jax.random.key(seed), jax.ShapeDtypeStruct((4,), jnp.float32))
-
-
-def same(a, b):
-    """Bit for bit: equal, and NaN where the other is."""
-    jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
 def differ(a, b):
@@ -117,11 +113,11 @@ def noisy_run(seed=0, steps_per_dispatch=1):
 
 @pytest.mark.parametrize("steps_per_dispatch", [2, 7, 100])
 def test_steps_per_dispatch_change_no_bit(steps_per_dispatch):
-    same(noisy_run(0, steps_per_dispatch), noisy_run(0, 1))
+    chex.assert_trees_all_equal(noisy_run(0, steps_per_dispatch), noisy_run(0, 1))
 
 
 def test_a_seed_decides_the_run():
-    same(noisy_run(0), noisy_run(0))
+    chex.assert_trees_all_equal(noisy_run(0), noisy_run(0))
     assert differ(noisy_run(0)[0], noisy_run(1)[0])
 
 
@@ -135,7 +131,7 @@ def test_every_step_has_randomness_of_its_own():
 
 def test_no_steps_change_nothing():
     params, history = fit(squares, SGD, jnp.ones(2), rows, 0, rng=RNG)
-    same(params, jnp.ones(2))
+    chex.assert_trees_all_equal(params, jnp.ones(2))
     assert history.loss.shape == (0,) and history.skipped == ()
 
 
@@ -168,9 +164,9 @@ def test_a_planted_batch_is_skipped_and_reported(poison):
         report=lambda first, record: told.append((first, record.skipped.tolist())),
     )
     wanted, clean = fit(squares, ADAM, jnp.zeros(2), without, 7, rng=RNG)
-    same(got, wanted)
+    chex.assert_trees_all_equal(got, wanted)
     assert history.skipped == (3,) and not np.isfinite(history.loss[3])
-    same(np.delete(history.loss, 3), clean.loss)
+    chex.assert_trees_all_equal(np.delete(history.loss, 3), clean.loss)
     assert told == [(0, [False] * 3), (3, [True, False, False]), (6, [False] * 2)]
 
 
@@ -211,10 +207,12 @@ def test_so_many_skipped_steps_in_a_row_end_the_run():
     run = partial(fit, squares, ADAM, jnp.zeros(2), planted, 20, rng=RNG, skips=3)
     for size in (1, 2, 5, 20):
         params, history = run(steps_per_dispatch=size)
-        same(params, fit(squares, ADAM, jnp.zeros(2), planted, 7, rng=RNG)[0])
+        chex.assert_trees_all_equal(
+            params, fit(squares, ADAM, jnp.zeros(2), planted, 7, rng=RNG)[0]
+        )
         assert history.reason == "since 3 steps in a row were skipped, the last of them step 6"
         assert history.skipped == (2, 4, 5, 6) and history.loss.shape == (7,)
-        same(history.offending, planted(6))
+        chex.assert_trees_all_equal(history.offending, planted(6))
 
 
 # held-out data
@@ -235,7 +233,7 @@ def test_evaluations_and_early_stop():
         )
         for size in (1, 2, 20)
     ]  # fmt: skip
-    same(runs[0][0], runs[1][0])
+    chex.assert_trees_all_equal(runs[0][0], runs[1][0])
     assert runs[0][1].held_out == runs[1][1].held_out == runs[2][1].held_out
     steps, scores = zip(*runs[0][1].held_out, strict=True)
     assert steps == tuple(range(3, steps[-1] + 1, 3)) and steps[-1] < 50
@@ -279,7 +277,7 @@ def test_the_state_is_donated_and_what_was_handed_in_is_not():
     assert all(leaf.is_deleted() for leaf in held)
     assert not any(leaf.is_deleted() for leaf in [*jax.tree.leaves((params, state)), RNG])
     assert differ(kept[0], kept[1]) and len(kept) == 2
-    same(kept[1], state.params)
+    chex.assert_trees_all_equal(kept[1], state.params)
 
 
 def test_an_interrupt_during_a_dispatch_loses_nothing(monkeypatch):
@@ -294,7 +292,7 @@ def test_an_interrupt_during_a_dispatch_loses_nothing(monkeypatch):
 
     monkeypatch.setattr(loop, "dispatch", pressed)
     params, history = fit(squares, ADAM, jnp.zeros(2), rows, 5, rng=RNG, steps_per_dispatch=2)
-    same(params, fit(squares, ADAM, jnp.zeros(2), rows, 5, rng=RNG)[0])
+    chex.assert_trees_all_equal(params, fit(squares, ADAM, jnp.zeros(2), rows, 5, rng=RNG)[0])
     assert len(history.loss) == 5 and not history.stopped
     monkeypatch.setattr(
         loop, "dispatch", lambda *a: (signal.raise_signal(signal.SIGINT), real(*a))[1]
@@ -388,7 +386,9 @@ def test_remat_is_a_transformation_of_the_loss():
     state = start(ADAM, noisy_params(), RNG)
     plain = partial(step, noisy, ADAM)
     again = partial(step, jax.checkpoint(noisy), ADAM)
-    same(again(state, classes(0))[0].params, plain(state, classes(0))[0].params)
+    chex.assert_trees_all_equal(
+        again(state, classes(0))[0].params, plain(state, classes(0))[0].params
+    )
     assert "remat" in str(jax.make_jaxpr(again)(state, classes(0)))
 
 
@@ -404,8 +404,8 @@ def test_an_interrupt_keeps_what_was_trained():
     run = partial(fit, squares, ADAM, jnp.zeros(2), rng=RNG, steps_per_dispatch=2)
     got, history = run(interrupted, 9)
     wanted, whole = run(rows, 4)
-    same(got, wanted)
-    same(history.loss, whole.loss)
+    chex.assert_trees_all_equal(got, wanted)
+    chex.assert_trees_all_equal(history.loss, whole.loss)
     assert history.stopped and not whole.stopped
 
 
@@ -414,7 +414,7 @@ def test_an_interrupt_before_the_first_dispatch():
         raise KeyboardInterrupt
 
     params, history = fit(squares, SGD, jnp.ones(2), never, 9, rng=RNG)
-    same(params, jnp.ones(2))
+    chex.assert_trees_all_equal(params, jnp.ones(2))
     assert history.stopped and history.loss.shape == (0,)
 
 

@@ -1,5 +1,6 @@
 """The rules of meaning, forward and gradient: what is hidden, and what is huge."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,13 +11,13 @@ from asking import (
     NORMALIZERS,
     answering,
     ask,
-    close,
     fast,
     given,
     running,
     weights,
     zero,
 )
+from plain import close
 
 from combinax.combinators import (
     additive,
@@ -228,7 +229,7 @@ def test_padding_reaches_nothing_however_it_is_scored(name):
     assert (y != 0).any() and (dv != 0).any()
     assert (dq != 0).any() or name == "largest"  # which weights are 0 is no slope of the query's
     for k[4], v[4] in [(np.nan, np.nan), (np.inf, -np.inf)]:
-        jax.tree.map(np.testing.assert_array_equal, run(params, q, k, v), clean)
+        chex.assert_trees_all_equal(run(params, q, k, v), clean)
 
 
 FIRST, SECOND = mask(read("first")) @ score(dot), mask(read("second")) @ score(scaled_dot)

@@ -6,7 +6,8 @@ import jax
 import numpy as np
 import numpy64
 import pytest
-from asking import answering, ask, close, fast, given, one, running, weight_table, weights
+from asking import answering, ask, fast, given, one, running, weight_table, weights
+from plain import close
 
 from combinax.combinators import (
     CompositionError,

@@ -3,13 +3,15 @@
 import copy
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy64
 import pytest
-from asking import GIVEN, NORMALIZERS, ask, close, fast, given, running, scores, weights
+from asking import GIVEN, NORMALIZERS, ask, fast, given, running, scores, weights
 from jax.extend.core import jaxprs_in_params
+from plain import close
 
 from combinax.combinators import (
     add,
@@ -255,7 +257,7 @@ def test_runs_are_bit_identical():
     first = run(MODEL.init(jax.random.key(0), TOKENS))
     for again in (run, fast(lambda params: descended(params))):
         second = again(MODEL.init(jax.random.key(0), TOKENS))
-        jax.tree.map(np.testing.assert_array_equal, first, second)
+        chex.assert_trees_all_equal(first, second)
 
 
 def test_nothing_is_mutated():
@@ -264,7 +266,7 @@ def test_nothing_is_mutated():
     before, printed, hashed = copy.deepcopy(params), repr(MODEL), hash(MODEL)
     run = fast(MODEL)
     np.testing.assert_array_equal(run(params, TOKENS), run(params, TOKENS))
-    jax.tree.map(np.testing.assert_array_equal, params, before)
+    chex.assert_trees_all_equal(params, before)
     assert (repr(MODEL), hash(MODEL)) == (printed, hashed)
     with pytest.raises(AttributeError, match="cannot assign to field"):
         setattr(MODEL.parts[0], "width", 3)  # noqa: B010

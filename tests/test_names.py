@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -70,7 +71,7 @@ def test_the_lines_run_exactly_as_they_stand(first):
     np.testing.assert_allclose(namespace["batch"], also, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(namespace["batch"][0], namespace["logits"], rtol=1e-5, atol=1e-6)
     abstract = gpt.init(jax.random.key(0), of(6, dtype=jnp.int32))
-    jax.tree.map(np.testing.assert_array_equal, abstract, params)
+    chex.assert_trees_all_equal(abstract, params)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params))
 
 
@@ -385,7 +386,7 @@ def test_repeats_within_repeats_come_apart_together():
     separate = unstack(term, params)
     assert sorted(separate) == ["0", "1"]
     assert sorted(separate["0"]["repeat"]) == ["0", "1", "2"]
-    jax.tree.map(np.testing.assert_array_equal, stack(term, separate), params)
+    chex.assert_trees_all_equal(stack(term, separate), params)
 
 
 def test_a_missing_block_is_named():

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy64
 import pytest
-from asking import close
+from plain import close
 
 from combinax.combinators import (
     CompositionError,

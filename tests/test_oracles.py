@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from asking import close, fast
+from asking import fast
 from flax import linen
+from plain import close, filled
 
 from combinax.combinators import (
     aggregate,
@@ -222,13 +223,6 @@ def flax_attention(*stages, key: Any = linear(WIDTH, bias=True)):
     return each(linear(D, bias=True) @ heads(HEADS, one))
 
 
-def drawn(params):
-    """Biases start as zeros: draw every leaf, so that each of them is seen."""
-    leaves, tree = jax.tree.flatten(params)
-    rng = np.random.default_rng(5)
-    return tree.unflatten([0.5 * rng.standard_normal(leaf.shape, np.float32) for leaf in leaves])
-
-
 FLAX_MASKS = {
     "plain": ([], {}, None),
     "causal": ([mask(causal)], {}, linen.make_causal_mask(X[..., 0], dtype=bool)),
@@ -241,7 +235,7 @@ def test_flax_linen_attention(name):
     stages, context, seen = FLAX_MASKS[name]
     term = flax_attention(*stages)
     peer = linen.MultiHeadDotProductAttention(HEADS, qkv_features=HEADS * WIDTH, out_features=D)
-    params = drawn(jax.eval_shape(peer.init, KEY, X)["params"])
+    params = filled(jax.eval_shape(peer.init, KEY, X)["params"])
     agree(
         lambda params: term(ours_from_flax(params), X, **context),
         lambda params: peer.apply({"params": params}, X, mask=seen),
@@ -253,7 +247,7 @@ def test_flax_linen_attention(name):
 def test_flax_linen_cross_attention():
     term = flax_attention(key=linear(WIDTH, bias=True) @ read("memory"))
     peer = linen.MultiHeadDotProductAttention(HEADS, qkv_features=HEADS * WIDTH, out_features=D)
-    params = drawn(jax.eval_shape(peer.init, KEY, X, MEMORY)["params"])
+    params = filled(jax.eval_shape(peer.init, KEY, X, MEMORY)["params"])
 
     def ours(params):
         tree = ours_from_flax(params)
@@ -279,7 +273,7 @@ def test_flax_nnx_attention(name):
         HEADS, D, qkv_features=HEADS * WIDTH, decode=False, rngs=nnx.Rngs(0)
     )
     graph, state = nnx.split(peer)
-    params = drawn(nnx.to_pure_dict(state))
+    params = filled(nnx.to_pure_dict(state))
 
     def theirs(params):
         nnx.replace_by_pure_dict(state, params)
@@ -299,7 +293,7 @@ NORMS = {
 @pytest.mark.parametrize("name", NORMS)
 def test_flax_norms(name):
     ours, peer = NORMS[name]
-    params = drawn(jax.eval_shape(peer.init, KEY, X)["params"])
+    params = filled(jax.eval_shape(peer.init, KEY, X)["params"])
     agree(
         lambda tree: ours(tree["norm"], tree["x"]),
         lambda tree: peer.apply({"params": tree["norm"]}, tree["x"]),
@@ -316,7 +310,7 @@ def test_flax_embed_and_attend():
         rows: Any = peer.apply({"params": params}, tokens)
         return peer.apply({"params": params}, jnp.sin(rows), method="attend")
 
-    params = drawn({"embedding": np.zeros((11, D))})
+    params = filled({"embedding": np.zeros((11, D))})
     agree(
         lambda params: term({"embed": {"table": params["embedding"]}}, tokens),
         theirs,

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpy64
 import pytest
-from asking import NORMALIZERS, close, fast, given, scores, zero
+from asking import NORMALIZERS, fast, given, scores, zero
+from plain import close
 
 from combinax.combinators import (
     Range,

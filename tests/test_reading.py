@@ -29,7 +29,7 @@ NORMS = {"llama with an eps": rms_norm(0.5)}
 every_term = pytest.mark.parametrize("name", TERMS)
 
 
-def drawn(name):
+def with_parameters(name):
     """Parameters of size one, as dicts that may be changed."""
     term = TERMS[name]
     draw = np.random.default_rng(0)
@@ -39,7 +39,7 @@ def drawn(name):
 
 @every_term
 def test_promoted_tokens_are_those_of_a_stream_that_holds_the_value(name):
-    _, params = drawn(name)
+    _, params = with_parameters(name)
     read = promoted_tokens(params, 1, [4, 2], count=30)
     values = params["blocks"]["dictionary"]["slots"]["value"][1][[4, 2]]
     norm = "layer_norm" if name == "gpt2" else "rms_norm"
@@ -56,7 +56,7 @@ def test_promoted_tokens_are_those_of_a_stream_that_holds_the_value(name):
 @pytest.mark.parametrize("head", [0, 3, 5])
 def test_matched_pairs_are_those_of_the_model(name, head):
     """All tokens stand at one position, so all see each other, and none is turned."""
-    term, params = drawn(name)
+    term, params = with_parameters(name)
     if name == "gpt2":
         params["position_embed"]["table"][:] = 0
     tokens = np.arange(30)
@@ -76,7 +76,7 @@ def test_matched_pairs_are_those_of_the_model(name, head):
 
 
 def test_layers_heads_and_entries_that_are_not_there():
-    _, params = drawn("llama")
+    _, params = with_parameters("llama")
     for wrong in (
         lambda: promoted_tokens(params, 3, [0]),
         lambda: promoted_tokens(params, 0, [5]),

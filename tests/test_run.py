@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,10 +30,6 @@ def unbroken(tmp_path_factory):
     """A run that nothing happened to: its folder, its parameters and its history."""
     folder = begin(tmp_path_factory.mktemp("unbroken"), tiny())
     return folder, *run.advance(folder, tiny(), every=EVERY)
-
-
-def same(a: Any, b: Any) -> None:
-    jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
 def state_of(folder: Path) -> dict[str, Any]:
@@ -81,11 +78,11 @@ def test_a_killed_run_ends_as_one_that_was_not(unbroken, tmp_path):
 def check_same(folder: Path, unbroken: Any) -> None:
     assert (folder / run.METRICS).read_bytes() == (unbroken[0] / run.METRICS).read_bytes()
     assert versions.steps_of(folder) == versions.steps_of(unbroken[0])
-    same(state_of(folder)["rest"], state_of(unbroken[0])["rest"])
+    chex.assert_trees_all_equal(state_of(folder)["rest"], state_of(unbroken[0])["rest"])
     for mine, theirs in zip(
         state_of(folder)["models"], state_of(unbroken[0])["models"], strict=True
     ):
-        same(mine[0], theirs[0])
+        chex.assert_trees_all_equal(mine[0], theirs[0])
         assert mine[1] == theirs[1]
 
 
@@ -106,7 +103,7 @@ def test_what_a_run_holds(unbroken):
     best = max(history.held_out, key=lambda pair: pair[1])[0]
     assert kept == {STEPS - EVERY, STEPS, best}
     assert versions.best(folder) == folder / "checkpoints" / str(best) / "model"
-    same(run.history(folder).loss, history.loss)
+    chex.assert_trees_all_equal(run.history(folder).loss, history.loss)
     assert run.history(folder).held_out == history.held_out
     # The loop by itself comes to the same end.
     keys = jax.random.split(jax.random.key(0))
@@ -114,7 +111,7 @@ def test_what_a_run_holds(unbroken):
         tiny().loss, tiny().optimizer, tiny().term.init(keys[0], jnp.ones((1, 4))), tiny().batches,
         STEPS, rng=keys[1],
     )  # fmt: skip
-    same(alone, params)
+    chex.assert_trees_all_equal(alone, params)
 
 
 def copied(unbroken: Any, place: Path) -> Path:
@@ -125,8 +122,8 @@ def copied(unbroken: Any, place: Path) -> Path:
 def test_a_finished_run_is_left_as_it_is(unbroken, tmp_path):
     folder = copied(unbroken, tmp_path)
     params, history = run.advance(folder, tiny(), every=EVERY)
-    same(params, unbroken[1])
-    same(history.loss, unbroken[2].loss)
+    chex.assert_trees_all_equal(params, unbroken[1])
+    chex.assert_trees_all_equal(history.loss, unbroken[2].loss)
     check_same(folder, unbroken)
 
 
@@ -227,7 +224,7 @@ def test_skipped_steps_end_the_run_and_keep_the_batch(tmp_path):
     file = folder / "skipped-36.npz"
     assert said == f"the batch of step 36 is kept: numpy.load({str(file)!r}) holds it, as [0], [1]"
     with np.load(file) as held:
-        same([held["[0]"], held["[1]"]], list(tiny(poison=33).batches(36)))
+        chex.assert_trees_all_equal([held["[0]"], held["[1]"]], list(tiny(poison=33).batches(36)))
 
 
 # What is refused

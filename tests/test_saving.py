@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -170,7 +171,7 @@ def test_a_committed_save_is_read_before_its_files_have_moved(tmp_path, monkeypa
     monkeypatch.setattr(disk, "settle", lambda folder: None)
     save(place, {**CONFIG, "rms_norm_eps": 0.5}, params)
     assert configuration(place)["rms_norm_eps"] == 0.5
-    jax.tree.map(np.testing.assert_array_equal, load(place).params, params)
+    chex.assert_trees_all_equal(load(place).params, params)
     old = load_file(place / "model.safetensors")
     np.testing.assert_array_equal(old["lm_head.weight"], WEIGHTS["lm_head.weight"])
 

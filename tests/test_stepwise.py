@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,12 +27,12 @@ from catalogue import (
     TOKENS,
     D,
     T,
+    fresh,
     head,
     lookup_of,
     mirrored,
     nearer_than,
     nearness,
-    normal,
     same_kind_helps,
 )  # fmt: skip
 
@@ -167,14 +168,14 @@ LOOKUPS: dict[str, Case] = {
     "parallel": Case(parallel(attention, rms_norm()), (SEQUENCE, SEQUENCE[::-1].copy())),
     "tied": Case(tied(embed(7, D), residual**2 @ position_embed(9)), TOKENS),
     "given": Case(given(linear(D) @ attention + read("memory"), memory=silu)),
-    "each": Case(each(residual), normal(2, T, D), axis=1, out=1),
-    "each on another axis": Case(each(residual, axis=1), normal(T, 2, D)),
+    "each": Case(each(residual), fresh(2, T, D), axis=1, out=1),
+    "each on another axis": Case(each(residual, axis=1), fresh(T, 2, D)),
     "precision": Case(precision(residual, sums="float32")),
     "a memory": Case(
         models.reading_decoder(2, D, 2, 3), context={"memory": MEMORY}
     ),
     "memories of a batch": Case(
-        each(models.cross_attention(4, 2)), normal(2, T, D), {"memory": normal(2, 3, D)},
+        each(models.cross_attention(4, 2)), fresh(2, T, D), {"memory": fresh(2, 3, D)},
         axis=1, out=1,
     ),
 }  # fmt: skip
@@ -249,8 +250,7 @@ def test_steps_are_the_whole(name):
             )
             whole, stepped = quick(functools.partial(both, case))(params, x, context)
         for y in stepped:
-            assert jax.tree.structure(y) == jax.tree.structure(whole)
-            jax.tree.map(lambda a, b, t=tolerance: np.testing.assert_allclose(a, b, t, t), y, whole)
+            chex.assert_trees_all_close(y, whole, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", SEQUENCES)

@@ -6,12 +6,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from asking import NORMALIZERS
-from sampling import close, drawn, identical
+from plain import drawn
+from sampling import agree
 from test_stepwise import turned
 
 from combinax import models
@@ -57,7 +59,7 @@ def test_cached_generation_is_the_full_forward(name, sizes):
     term = POSITIONED[name]
     params = drawn(term, TOKENS)
     tree = unstack(term, params) if sizes == (3, 2) else params
-    close(fed(term, tree, TOKENS[:5], sizes)[0], quick(term)(params, TOKENS[:5]))
+    agree(fed(term, tree, TOKENS[:5], sizes)[0], quick(term)(params, TOKENS[:5]))
 
 
 @pytest.mark.parametrize("sizes", [(1,) * 11, (3, 3, 5)], ids=str)
@@ -66,7 +68,7 @@ def test_a_window_of_four_fed_eleven_tokens(sizes, rewind):
     term = POSITIONED["window"]
     params = drawn(term, TOKENS)
     y, state = fed(term, params, TOKENS, sizes, capacity=11, rewind=rewind)
-    close(y, quick(term)(params, TOKENS))
+    agree(y, quick(term)(params, TOKENS))
     tables = [leaf for leaf in jax.tree.leaves(state["memory"]) if leaf.ndim == 4]
     assert {leaf.shape for leaf in tables} == {(2, 2, 4 + rewind, 4)}
 
@@ -84,7 +86,7 @@ def test_a_row_that_is_no_number_counts_where_it_is_seen():
         for sizes in ((6,), (1,) * 6, (2, 2, 2)):
             y = fed(attention, params, x, sizes)[0]
             assert np.isnan(y[1:3]).all()
-            close(y[3:], onward)
+            agree(y[3:], onward)
 
 
 def test_padding_of_what_is_read_reaches_no_step():
@@ -99,7 +101,7 @@ def test_padding_of_what_is_read_reaches_no_step():
     state = start(params, x[:1], 8, memory=rows, lengths=3)
     for at in range(5):
         state, y = step(params, state, x[at : at + 1], lengths=3)
-        close(y, clean[at : at + 1])
+        agree(y, clean[at : at + 1])
 
 
 def test_two_rows_at_different_offsets_in_one_compilation():
@@ -116,7 +118,7 @@ def test_two_rows_at_different_offsets_in_one_compilation():
     for ahead in range(3):
         rows = np.stack([TOKENS[offset + ahead :][:1] for offset in offsets])
         state, y = mapped(params, state, rows)
-        close(y[:, 0], whole[np.array(offsets) + ahead])
+        agree(y[:, 0], whole[np.array(offsets) + ahead])
     assert mapped._cache_size() == 1
     assert state["position"].tolist() == [5, 8]
 
@@ -133,7 +135,7 @@ def test_rows_of_each_at_different_offsets():
         at = np.array([[2 + ahead], [5 + ahead]], np.int32)
         rows = np.take_along_axis(batch, at, 1)
         state, y = compiled(params, state, rows, positions=at)
-        close(y, np.take_along_axis(whole, at[..., None], 1))
+        agree(y, np.take_along_axis(whole, at[..., None], 1))
 
 
 def test_slots_that_are_not_filled_have_no_weight():
@@ -143,9 +145,9 @@ def test_slots_that_are_not_filled_have_no_weight():
         start, step = stepwise(term)
         x = jnp.ones((3, 2))
         _, y = step({}, start({}, x, 8), x)
-        close(y, term({}, x))
+        agree(y, term({}, x))
         if how == softmax:
-            identical(y, jnp.ones((3, 2)))
+            chex.assert_trees_all_equal(y, jnp.ones((3, 2)))
 
 
 # What cannot be answered
@@ -227,7 +229,7 @@ def test_a_window_goes_on(how):
     state, _ = step(params, start(params, TOKENS[:1], 4), TOKENS[:4])
     for steps in (0, 3, 3 * 2**20, 3 * 2**28):
         _, y = how(step)(params, later(state, steps), TOKENS[4:])
-        close(y, quick(NEAR)(params, TOKENS)[4:])
+        agree(y, quick(NEAR)(params, TOKENS)[4:])
 
 
 def far(query, key):
@@ -261,7 +263,7 @@ def test_going_back_overwrites(term):
     state, y = quick(step)(params, state, other[:1], positions=4)
     state, z = quick(step)(params, state, other[1:])
     expected = quick(term)(params, np.concatenate([TOKENS[:4], other]))
-    close(jnp.concatenate([y, z]), expected[4:])
+    agree(jnp.concatenate([y, z]), expected[4:])
 
 
 def test_a_prefix_is_forked():
@@ -271,7 +273,7 @@ def test_a_prefix_is_forked():
     kept = jax.tree.map(np.asarray, state)  # plain arrays: they can be saved
     for then in (TOKENS[4:6], TOKENS[6:8]):
         _, y = quick(step)(params, kept, then)
-        close(y, quick(term)(params, np.concatenate([TOKENS[:4], then]))[4:])
+        agree(y, quick(term)(params, np.concatenate([TOKENS[:4], then]))[4:])
 
 
 def test_state_can_be_donated():
@@ -283,7 +285,7 @@ def test_state_can_be_donated():
     for at in range(3):
         before = state
         state, y = donating(params, state, TOKENS[at : at + 1])
-        close(y[0], whole[at])
+        agree(y[0], whole[at])
         assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before["memory"]))
 
 
@@ -292,7 +294,7 @@ def test_a_chunk_of_no_rows_changes_nothing():
     params, (start, step) = drawn(term, TOKENS), stepwise(term)
     state, _ = quick(step)(params, start(params, TOKENS[:0], 8), TOKENS[:3])
     again, y = quick(step)(params, state, TOKENS[:0])
-    identical(again, state)
+    chex.assert_trees_all_equal(again, state)
     assert y.shape == (0, 10)
 
 
@@ -305,7 +307,7 @@ def test_the_gradient_of_steps_is_that_of_the_whole():
         return jnp.sin(jnp.concatenate([first, step(params, state, TOKENS[2:5])[1]])).sum()
 
     gradient = quick(jax.grad(stepped))(params)
-    close(gradient, quick(jax.grad(lambda p: jnp.sin(term(p, TOKENS[:5])).sum()))(params))
+    agree(gradient, quick(jax.grad(lambda p: jnp.sin(term(p, TOKENS[:5])).sum()))(params))
 
 
 # What state is
@@ -369,14 +371,14 @@ def test_types_of_state():
     # Keys and values have 8 bits, and scores that differ by that weigh differently by as much.
     np.testing.assert_allclose(y, quick(term)(params, TOKENS), atol=0.5)
     split, _ = fed(term, params, TOKENS, (1,) * 11, dtype=jnp.bfloat16)
-    close(split, y)  # however it is cut
+    agree(split, y)  # however it is cut
 
 
 def test_start_takes_abstract_rows():
     term = model()
     params, (start, _) = drawn(term, TOKENS), stepwise(term)
     abstract = start(params, jax.ShapeDtypeStruct((3,), jnp.int32), 8)
-    identical(abstract, start(params, TOKENS[:1], 8))
+    chex.assert_trees_all_equal(abstract, start(params, TOKENS[:1], 8))
 
 
 def test_equal_terms_step_alike():

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from asking import GIVEN, ask, fast
+from plain import single
 from streams import (
     D,
     agree,
     asked,
-    normal,
 )
 
 from combinax.combinators import (
@@ -46,7 +46,7 @@ def pair(seen: Any = causal):
 
 
 def three(seed: int = 0, *front: int) -> list[Any]:
-    return [0.5 * normal(seed + i, *front, 7, D) for i in range(3)]
+    return [0.5 * single(*front, 7, D, seed=seed + i) for i in range(3)]
 
 
 def loss(f: Any) -> Any:
@@ -96,7 +96,7 @@ def test_maps_over_any_operands(axes):
 def test_a_map_over_captured_arrays():
     term = ask(mask(read("seen")), bias(read("table")))
     given, seen = asked(7, 5), np.random.default_rng(1).random((2, 7, 5)) < 0.5
-    tables = normal(4, 2, 7, 5)
+    tables = single(2, 7, 5, seed=4)
 
     def run(t):
         one = lambda seen, table: t(  # noqa: E731
@@ -126,7 +126,7 @@ def test_copies_run_side_by_side_where_there_is_no_cache_to_keep():
     sweeps = [e for e in jax.make_jaxpr(gradient)(x).eqns if "what" in e.params]
     assert {e.primitive.name for e in sweeps} == {"tile_fold", "tile_sum"}
     for eqn in sweeps:
-        operands = [normal(i, *v.aval.shape) for i, v in enumerate(eqn.invars)]
+        operands = [single(*v.aval.shape, seed=i) for i, v in enumerate(eqn.invars)]
         what = eqn.params["what"]
         agree(fast(what.side_by_side)(*operands), fast(what.run)(*operands), 1e-4)
     for platform in ("cuda", "tpu"):
@@ -152,7 +152,7 @@ def test_copies_share_a_tile_where_cores_share_the_work(monkeypatch, room, left,
 
     gradient = lambda how: jax.grad(functools.partial(run, how), (0, 1, 2))  # noqa: E731
     stream = functools.partial(streamed, block=(3, 2))
-    x = normal(0, 2, 4, 7, D), normal(1, 4, 7, D), normal(2, 2, 7, D)
+    x = single(2, 4, 7, D, seed=0), single(4, 7, D, seed=1), single(2, 7, D, seed=2)
     agree(fast(gradient(stream))(*x), fast(gradient(materialized))(*x), 1e-4)
     first = jax.make_jaxpr(gradient(stream))(*x)
     found = [e.params["what"] for e in first.eqns if "what" in e.params]

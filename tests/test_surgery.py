@@ -6,11 +6,11 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from sampling import close, drawn, normal
+from plain import close, drawn, single
 
 from combinax.combinators import *
 
-X = normal(0, 5, 4)
+X = single(5, 4, seed=0)
 HEAD = aggregate() @ normalize(softmax) @ mask(causal) @ score(scaled_dot) @ project(2)
 BLOCK = identity + named("output", linear(4)) @ heads(2, HEAD) @ rms_norm()
 MODEL = named("blocks", repeat(2, BLOCK))

@@ -6,6 +6,7 @@ import inspect
 from functools import partial
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,13 +51,9 @@ def test_a_task_fits_together(name, file):
     check_targets(targets, one.shape[-1])
     total, count = jax.eval_shape(task.loss, params, batch, key)
     assert total.shape == count.shape == () and (targets != IGNORE).any()
-    same(batch, task.batches(0))
+    chex.assert_trees_all_equal(batch, task.batches(0))
     assert not np.array_equal(jax.tree.leaves(inputs)[0], jax.tree.leaves(task.batches(1)[0])[0])
     assert task.best in (min, max) and task.steps >= 200 and task.unit
-
-
-def same(a: Any, b: Any) -> None:
-    jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -210,8 +207,8 @@ def test_hidden_characters_are_asked_for():
     inputs, targets = corpus.hidden(0, ids, 0.15, mask=50)
     hidden = targets != IGNORE
     assert 0.13 < hidden.mean() < 0.17  # 4,000 draws: a standard deviation of 0.006
-    same(inputs, np.where(hidden, 50, ids))
-    same(targets[hidden], ids[hidden])
+    chex.assert_trees_all_equal(inputs, np.where(hidden, 50, ids))
+    chex.assert_trees_all_equal(targets[hidden], ids[hidden])
     for share in (0, 1, -0.1):
         with pytest.raises(ValueError, match=f"is between 0 and 1; got {share}"):
             corpus.hidden(0, ids, share, 50)
@@ -224,7 +221,9 @@ def test_patches_are_squares_row_by_row():
     picture = np.arange(784.0).reshape(28, 28)
     for i, patch in enumerate(np.asarray(patches(jnp.asarray(picture.reshape(784))))):
         row, column = divmod(i, 4)
-        same(patch, picture[7 * row : 7 * row + 7, 7 * column : 7 * column + 7].reshape(49))
+        chex.assert_trees_all_equal(
+            patch, picture[7 * row : 7 * row + 7, 7 * column : 7 * column + 7].reshape(49)
+        )
 
 
 def test_a_table_is_scaled_by_what_is_learned_from(file):
@@ -233,7 +232,7 @@ def test_a_table_is_scaled_by_what_is_learned_from(file):
     features, labels = found.learned
     assert len(labels) == 48 and len(found.held_out[1]) == 12
     np.testing.assert_allclose([features[:, 0].mean(), features[:, 0].std()], [0, 1], atol=1e-6)
-    same(features[:, 1], (labels == 1).astype(np.float32))
+    chex.assert_trees_all_equal(features[:, 1], (labels == 1).astype(np.float32))
     assert tables.read_table(file, "color").classes == ("blue", "red")
 
 

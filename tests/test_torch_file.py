@@ -8,7 +8,7 @@ import re
 import zipfile
 from pathlib import Path
 
-import jax
+import chex
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -73,7 +73,7 @@ def test_a_model_of_torch(name, tmp_path):
     write(tmp_path / "pytorch_model.bin", f"good/{name}")
     found = load(tmp_path)
     assert found.term == expected.term
-    jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
+    chex.assert_trees_all_equal(found.params, expected.params)
 
 
 def test_every_bad_file_is_a_case():

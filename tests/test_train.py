@@ -9,6 +9,7 @@ import sys
 from functools import partial
 from itertools import islice
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,10 +39,6 @@ from combinax.train.tasks import Task, sample, train
 PROSE = "".join(
     f"the {a} {b} sat on the {c} mat.\n" for a in range(9) for b in "xyz" for c in range(20)
 )
-
-
-def same(a, b):
-    jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
 def differ(a, b):
@@ -92,7 +89,7 @@ def test_recall_learns(trained):
 
 
 def test_recall_is_decided_by_its_seed(trained):
-    same(train(tiny_recall()), trained)
+    chex.assert_trees_all_equal(train(tiny_recall()), trained)
     assert differ(train(tiny_recall(1), 1)[0], trained[0])
 
 
@@ -100,7 +97,7 @@ def test_recall_is_the_same_whatever_a_dispatch_holds():
     task = tiny_recall(steps=6)
     params = jax.jit(task.term.init)(jax.random.key(0), jnp.zeros(6, jnp.int32))
     run = partial(fit, task.loss, task.optimizer, params, task.batches, 6, rng=jax.random.key(1))
-    same(run(steps_per_dispatch=1), run(steps_per_dispatch=4))
+    chex.assert_trees_all_equal(run(steps_per_dispatch=1), run(steps_per_dispatch=4))
 
 
 def test_recall_measures_what_it_was_not_trained_on(monkeypatch):
@@ -201,7 +198,7 @@ def test_a_sample_is_drawn_in_proportion():
     # 1,000 draws: a standard deviation of 0.014.
     assert draw(identity).mean() == pytest.approx(0.75, abs=0.05)
     assert draw(temperature(0.5)).mean() == pytest.approx(0.9, abs=0.05)  # 9 : 1, the squares
-    same(draw(identity), draw(identity))
+    chex.assert_trees_all_equal(draw(identity), draw(identity))
 
 
 def test_a_sample_sees_what_the_model_was_trained_on(prose):
@@ -218,7 +215,7 @@ def test_a_task_fits_together(make, prose):
     inputs, targets = task.batches(0)
     assert inputs.shape[-len(task.example.shape) :][-1] == task.example.shape[-1]
     assert inputs.dtype == task.example.dtype
-    same(task.batches(7), task.batches(7))
+    chex.assert_trees_all_equal(task.batches(7), task.batches(7))
     assert differ(task.batches(7), task.batches(8))
     params = task.term.init(jax.random.key(0), task.example)
     total, count = task.loss(params, (inputs, targets), jax.random.key(0))
@@ -394,7 +391,7 @@ def test_a_run_that_cannot_be_saved_leaves_the_one_before(learned):
     before = checkpoint.load(learned)
     with pytest.raises(TypeError):
         checkpoint.save(learned, {"a": np.ones(2)}, {"width": {1, 2}})
-    same(checkpoint.load(learned)[0], before[0])
+    chex.assert_trees_all_equal(checkpoint.load(learned)[0], before[0])
     names = sorted(file.name for file in learned.iterdir())
     assert names[0] == "model.json" and len(names) == 2
 

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,7 +60,7 @@ def test_new_adapters_change_nothing(tiny):
         narrow(begun, tokens, **context), plain(own, tokens, **context), strict=True
     ):
         np.testing.assert_array_equal(mine, theirs)
-    jax.tree.map(np.testing.assert_array_equal, merged(narrow, begun, tokens, **context), own)
+    chex.assert_trees_all_equal(merged(narrow, begun, tokens, **context), own)
     down = begun["blocks"]["attention"]["add"]["heads"]["project"]["query"]["adapter"]["linear"]
     assert down["kernel"].shape == (2, 12, 3)  # one for all heads
     assert np.std(down["kernel"]) > 0.1

@@ -13,14 +13,15 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from catalogue import CATALOGUE, MODELS, Entry, dictionary, head, lookup_of, normal
+from catalogue import CATALOGUE, MODELS, Entry, dictionary, fresh, head, lookup_of
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from plain import quick
+from plain import quick, single
 
 from combinax.combinators import *
 from combinax.models import multi_head
@@ -29,16 +30,16 @@ LENGTH, BLOCK = 130, 48
 LONG = {
     "chosen": Entry(
         heads(2, head(mask(causal & same("segments")), bias(relative(3)), bias(alibi))),
-        normal(128, 4),
+        fresh(128, 4),
         {"segments": np.repeat(np.arange(4), 32)},
     ),
     "pinned": Entry(
         streamed(lookup_of(union(mask(causal) @ score(dot), sink())) @ project(3), BLOCK),
-        normal(LENGTH, 4),
+        fresh(LENGTH, 4),
     ),
     "linear": Entry(
         streamed(head(mask(causal), how=row_sum, function=features(jax.nn.softplus)), BLOCK),
-        normal(LENGTH, 4),
+        fresh(LENGTH, 4),
     ),
 }
 ENTRIES = {**CATALOGUE, **{f"models.{name}": entry for name, entry in MODELS.items()}, **LONG}
@@ -199,7 +200,7 @@ def by_pickle(this: Case) -> Any:
 def by_init(this: Case) -> Any:
     """A compiled init takes the context that a call takes, its key included."""
     params = jax.jit(this.term.init)(jax.random.key(0), this.x, **this.context)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-6, 1e-6), params, this.params)
+    chex.assert_trees_all_close(params, this.params, rtol=1e-6, atol=1e-6)
     return this.run(params, this.x, this.context)
 
 
@@ -222,7 +223,7 @@ TRANSFORMATIONS: dict[str, Callable[[Case], Any]] = {
 }  # fmt: skip
 
 
-def drawn(count: int, *kinds: str) -> list[tuple[str, str]]:
+def chosen(count: int, *kinds: str) -> list[tuple[str, str]]:
     """Each kind with every long term, and with some short ones, other ones for each."""
     names = [name for name in ENTRIES if name not in LONG]
     random.Random(0).shuffle(names)
@@ -230,7 +231,7 @@ def drawn(count: int, *kinds: str) -> list[tuple[str, str]]:
     return [(kind, name) for kind in kinds for name in [*LONG, *(next(rest) for _ in range(count))]]
 
 
-@pytest.mark.parametrize(("kind", "name"), drawn(4, *TRANSFORMATIONS))
+@pytest.mark.parametrize(("kind", "name"), chosen(4, *TRANSFORMATIONS))
 def test_means_what_the_plain_call_means(kind: str, name: str):
     this = case(name)
     this.agrees(TRANSFORMATIONS[kind](this))
@@ -252,7 +253,7 @@ DERIVATIVES: dict[str, tuple[int, Callable[[Any], Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "name"), drawn(3, *DERIVATIVES))
+@pytest.mark.parametrize(("kind", "name"), chosen(3, *DERIVATIVES))
 def test_derivatives_are_limits_of_differences(kind: str, name: str):
     order, derivative = DERIVATIVES[kind]
     with jax.enable_x64(True):
@@ -299,7 +300,7 @@ def exported(term: Term, *constraints: str, **context: Any) -> Any:
 def test_one_program_for_every_length(term: Term, context: dict[str, Any]):
     program, params = exported(term, "t <= 8", **context)
     for rows in (1, 4, 8):
-        x = normal(rows, 4)
+        x = fresh(rows, 4)
         facts = {name: np.resize(value, rows) for name, value in context.items()}
         y = program.call(params, x, facts)
         np.testing.assert_allclose(y, term(params, x, **facts), 2e-5, 2e-5)
@@ -343,7 +344,7 @@ def stepping(x: Any) -> Any:
 
 
 def test_parameters_are_made_inside_a_trace_with_a_key_from_outside():
-    key, x = jax.random.key(0), normal(5, 4)
+    key, x = jax.random.key(0), single(5, 4)
     made = linear(3).init(key, x)
     make = lambda x: linear(3).init(key, x)  # noqa: E731
     found = [jax.jit(make)(x), first(jax.vmap(make)(two(x))), jax.linearize(make, x)[0]]
@@ -356,9 +357,9 @@ def test_parameters_are_made_inside_a_trace_with_a_key_from_outside():
 
 @pytest.mark.parametrize("name", ["x", "params", "rng", "self", "state", "key", "context"])
 def test_a_context_of_any_name_is_compiled(name: str):
-    key, x = jax.random.key(0), normal(5, 4)
+    key, x = jax.random.key(0), fresh(5, 4)
     term = linear(3) + read(name) if name != "rng" else dropout(0.5) @ linear(3)
-    context = {name: key if name == "rng" else normal(5, 3)}
+    context = {name: key if name == "rng" else fresh(5, 3)}
     params = jax.jit(term.init)(key, x, **context)
     y = jax.jit(term)(params, x, **context)
     np.testing.assert_allclose(y, term(params, x, **context), 1e-5, 1e-5)

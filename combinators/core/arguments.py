@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from .errors import CompositionError
 from .guards import ARRAYS
 from .kinds import mistaken, show, told
 from .source import PACKAGE
 from .term import Term
+from .types import Value
+
+Function = TypeVar("Function")
 
 __all__ = [
     "NOTHING",
@@ -39,7 +43,7 @@ class Nothing:
 NOTHING: Any = Nothing()
 
 
-def as_function(value: Any, word: str, takes: str) -> Any:
+def as_function(value: Function, word: str, takes: str) -> Function:
     """The value, which is a plain function; raises CompositionError for anything else."""
     if isinstance(value, type) and value.__module__.startswith(PACKAGE):
         raise CompositionError(f"{value.__name__} is a word not called: write {value.__name__}(…)")
@@ -50,7 +54,7 @@ def as_function(value: Any, word: str, takes: str) -> Any:
     return value
 
 
-def as_term(value: Any, where: str) -> Term:
+def as_term(value: object, where: str) -> Term:
     """The value, which is a term; raises a CompositionError that says how to make it one."""
     if isinstance(value, Term):
         return value
@@ -72,7 +76,7 @@ def as_term(value: Any, where: str) -> Term:
     raise CompositionError(f"{where} joins terms, and {fix}")
 
 
-def one_sequence(what: str, rows: Any) -> None:
+def one_sequence(what: str, rows: Array) -> None:
     """Raise CompositionError unless rows are one sequence (T, d), and say how to map a batch."""
     if rows.ndim != 2:
         batch = "; for a batch write each(term)" if rows.ndim == 3 else ""
@@ -81,7 +85,7 @@ def one_sequence(what: str, rows: Any) -> None:
         )
 
 
-def floats(term: Term, x: Any) -> None:
+def floats(term: Term, x: Value) -> None:
     """Raise CompositionError unless x is an array of floats with an axis."""
     if not hasattr(x, "dtype"):
         raise CompositionError(mistaken(term, "an array", x))
@@ -94,7 +98,7 @@ def floats(term: Term, x: Any) -> None:
         raise CompositionError(f"{term.name} takes vectors and gets a single number")
 
 
-def at_least(least: int, term: Any, **numbers: Any) -> None:
+def at_least(least: int, term: object, **numbers: object) -> None:
     """Raise CompositionError unless every number is an integer of at least `least`."""
     word = term if isinstance(term, str) else getattr(term, "name", type(term).__name__)
     for name, number in numbers.items():
@@ -104,25 +108,25 @@ def at_least(least: int, term: Any, **numbers: Any) -> None:
             )
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether a value is a real number, such as 2, 0.5 or np.float32(1); True is none."""
     real = isinstance(value, (int, float, np.integer, np.floating))
     return real and not isinstance(value, bool)
 
 
-def number(what: str, value: Any) -> None:
+def number(what: str, value: object) -> None:
     """Raise CompositionError unless the value is a real number."""
     if not is_number(value):
         raise CompositionError(f"{what} is a number, not {told(value)}")
 
 
-def positive(what: str, value: Any) -> None:
+def positive(what: str, value: object) -> None:
     """Raise CompositionError unless the value is a number above 0 and below infinity."""
     if not is_number(value) or not 0 < value < math.inf:
         raise CompositionError(f"{what} is a positive number, not {told(value)}")
 
 
-def boolean(term: Term, **flags: Any) -> None:
+def boolean(term: Term, **flags: object) -> None:
     """Raise CompositionError unless every flag is True or False."""
     for name, flag in flags.items():
         if not isinstance(flag, bool):

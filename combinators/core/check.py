@@ -9,6 +9,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike, DTypeLike
 
 from .context import Context
 from .dtypes import numbered, uncounted
@@ -16,8 +18,9 @@ from .errors import CompositionError, ContextError, ParameterError, brief
 from .kinds import show, spec, symbolic
 from .layers import apart
 from .marks import Range, Rows
-from .parameter import is_parameter
+from .parameter import Declarations, Parameter
 from .term import Term
+from .types import Outputs, Params, Value
 
 __all__ = [
     "check_context", "check_input", "check_integers", "check_key", "check_names", "check_numbers",
@@ -28,13 +31,13 @@ OPTIONAL = frozenset({"rng", "positions"})
 """Context that every term takes and none needs: a random key, and the positions of rows."""
 
 
-def check_input(x: Any) -> None:
+def check_input(x: Value) -> None:
     """Raise CompositionError for a list of numbers or a string, which have no shape."""
     if isinstance(x, (list, str)) and not any(hasattr(v, "shape") for v in jax.tree.leaves(x)):
         raise CompositionError(f"x is an array, not a {show(x)}: write jnp.array(…) of numbers")
 
 
-def check_numbers(what: str, x: Any) -> None:
+def check_numbers(what: str, x: Value) -> None:
     """What takes a known number of rows."""
     if any(symbolic(jnp.shape(leaf)) for leaf in jax.tree.leaves(x)):
         raise CompositionError(
@@ -43,7 +46,7 @@ def check_numbers(what: str, x: Any) -> None:
         )
 
 
-def entering(term: Term, x: Any, names: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+def entering(term: Term, x: Value, names: Mapping[str, Value]) -> tuple[Value, dict[str, Value]]:
     """x and context as a term runs on them, with positions and row metadata as int32.
 
     Raises ContextError for positions that are no integers, and for numbers outside int32.
@@ -56,14 +59,14 @@ def entering(term: Term, x: Any, names: Mapping[str, Any]) -> tuple[Any, dict[st
     return x, names
 
 
-def check_integers(positions: Any) -> None:
+def check_integers(positions: ArrayLike) -> None:
     """Raise ContextError for positions that are no integers."""
     kind = jnp.result_type(positions)
     if not jnp.issubdtype(kind, jnp.integer):
         raise ContextError(uncounted("positions", kind))
 
 
-def check_positions(positions: Any) -> None:
+def check_positions(positions: ArrayLike) -> None:
     """Raise ContextError unless positions are integers, one per row."""
     check_integers(positions)
     if jnp.ndim(positions) == 0:
@@ -73,14 +76,14 @@ def check_positions(positions: Any) -> None:
         )
 
 
-def check_key(rng: Any) -> None:
+def check_key(rng: Value) -> None:
     """Raise ContextError unless rng is a random key."""
     if not is_key(rng):
         got = "None" if rng is None else show(rng)
         raise ContextError(f"rng takes a key, jax.random.key(0), and gets {got}")
 
 
-def is_key(value: Any) -> bool:
+def is_key(value: Value) -> bool:
     """Whether a value is a random key, of jax.random.key or of the older PRNGKey."""
     kind = getattr(value, "dtype", None)
     return kind is not None and (
@@ -102,7 +105,7 @@ def check_context(term: Term, context: Context) -> None:
         check_key(context["rng"])
 
 
-def check_rows(term: Term, x: Any, context: Context) -> None:
+def check_rows(term: Term, x: Value, context: Context) -> None:
     """Raise ContextError unless every row of every sequence that `each` maps has a position."""
     positions = context.get("positions")
     if positions is None or isinstance(positions, Range):
@@ -134,7 +137,7 @@ def reader(term: Term, name: str) -> Term:
     return term
 
 
-def fit(term: Term, declared: dict[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
+def fit(term: Term, declared: Outputs, params: Params) -> Outputs:
     """The declarations, with each repeat stacked or unstacked as in the parameters.
 
     Raises ParameterError for parameters that do not fit.
@@ -147,10 +150,12 @@ def fit(term: Term, declared: dict[str, Any], params: Mapping[str, Any]) -> dict
     return declared
 
 
-def misfits(declared: Any, params: Any, path: tuple[str, ...]) -> Iterator[str]:
+def misfits(
+    declared: Parameter | Declarations, params: Array | Params, path: tuple[str, ...]
+) -> Iterator[str]:
     """A sentence for each place where the parameters do not fit the declarations."""
     where = ".".join(path) or "the tree"
-    if is_parameter(declared):
+    if isinstance(declared, Parameter):
         if isinstance(params, Mapping):
             yield f"{where} is one array of shape {declared.shape}, not a dict"
         elif jnp.shape(params) != declared.shape:
@@ -171,7 +176,7 @@ def misfits(declared: Any, params: Any, path: tuple[str, ...]) -> Iterator[str]:
         yield from misfits(declared[name], params[name], (*path, name))
 
 
-def type_fits(kind: Any, declared: Any) -> bool:
+def type_fits(kind: DTypeLike, declared: Any) -> bool:
     """Whether parameters may have a dtype: any float for a declared float, else the declared."""
     floats = jnp.issubdtype(declared, jnp.floating)
     return jnp.issubdtype(kind, jnp.floating) if floats else kind == declared

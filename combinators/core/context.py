@@ -9,13 +9,18 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Int
+
+from .types import Value
 
 __all__ = ["Context", "Execution", "Head", "OwnNames", "Precision", "Scope"]
+
+Tree = TypeVar("Tree")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,10 +31,10 @@ class Precision:
     params: str = ""
     sums: str = ""
 
-    def cast(self, tree: Any) -> Any:
+    def cast(self, tree: Tree) -> Tree:
         """The tree with its float arrays in the type of activations."""
 
-        def one(leaf: Any) -> Any:
+        def one(leaf: Value) -> Value:
             floats = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
             return leaf.astype(self.compute) if floats else leaf
 
@@ -41,7 +46,7 @@ class Precision:
 class Head:
     """The number of a head, `index` of `count`; nested heads are counted through."""
 
-    index: Array
+    index: Int[Array, "*count"]
     count: int = dataclasses.field(metadata={"static": True})
 
     @classmethod
@@ -81,7 +86,7 @@ class OwnNames:
         ]
     )
 
-    def __get__(self, instance: Any, owner: type) -> inspect.Signature:
+    def __get__(self, instance: object, owner: type) -> inspect.Signature:
         if instance is None:  # a class has the signature by which it is made
             raise AttributeError("__signature__")
         return self.shown
@@ -108,7 +113,7 @@ class Scope:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Context(Mapping[str, Any]):
+class Context(Mapping[str, Value]):
     """The user's context as an immutable mapping from names to values, and its scope.
 
     >>> context = Context({"lengths": 3}) | {"rng": 0}
@@ -116,10 +121,10 @@ class Context(Mapping[str, Any]):
     (['lengths', 'rng'], 3, ['lengths'])
     """
 
-    names: dict[str, Any] = dataclasses.field(default_factory=dict)
+    names: dict[str, Value] = dataclasses.field(default_factory=dict)
     scope: Scope = dataclasses.field(default_factory=Scope)
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> Value:
         return self.names[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -128,7 +133,7 @@ class Context(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self.names)
 
-    def __or__(self, names: Mapping[str, Any]) -> Context:
+    def __or__(self, names: Mapping[str, Value]) -> Context:
         """This context with more names, or other values under names that it has."""
         return dataclasses.replace(self, names={**self.names, **names})
 

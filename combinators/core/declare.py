@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
+from jax.typing import DTypeLike
+from jaxtyping import PyTree
 
 from .arguments import NOTHING
 from .check import check_context, check_input, check_rows, entering, is_key
 from .context import Context, OwnNames
 from .errors import CompositionError, Line, ParameterError, TermError, brief
-from .execution import Name, Run, put
+from .execution import Form, Labelled, Mappable, Name, Repeated, Run, SharedPart, put
 from .guards import check_hashable
 from .kinds import show, spec
 from .leaf import Leaf, blaming, compute, parameters_of
-from .parameter import Parameter, copied, is_parameter, map_declared
+from .parameter import Declarations, Parameter, copied, map_declared
 from .source import file_line
 from .term import Term
+from .types import Outputs, Value
 
 __all__ = ["Declare", "axes", "declare"]
 
@@ -32,7 +34,7 @@ __all__ = ["Declare", "axes", "declare"]
 class Declare(Run):
     """Run a term on abstract values; the outputs are the declarations of its leaves."""
 
-    def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
+    def leaf(self, term: Leaf, x: Value, context: Context) -> Value:
         float_type = context.scope.precision.params or jnp.result_type(float)
         with blaming(term):
             declared = parameters_of(term, x)
@@ -45,20 +47,20 @@ class Declare(Run):
     def enter(self, name: Name) -> Declare:
         return self.at(*self.place(name))
 
-    def at(self, path: tuple[str, ...], aliases: Any = None) -> Declare:
+    def at(self, path: tuple[str, ...], aliases: Mapping[str, str] | None = None) -> Declare:
         """This execution, at another place."""
         return type(self)(self.root, path, aliases)
 
-    def copies(self, name: str | None) -> tuple[Any, Any, Callable[[Any], Run]]:
+    def copies(self, name: str | None) -> Mappable:
         return (), None, lambda _: self
 
-    def kept(self) -> Any:
+    def kept(self) -> PyTree[Array]:
         return ()
 
-    def regain(self, kept: Any, name: str | None, size: int) -> dict[str, Any]:
+    def regain(self, kept: PyTree[Array], name: str | None, size: int) -> Outputs:
         return copied(self.outputs, name, size) if name else self.outputs
 
-    def repeated(self, form: Any, x: Any, context: Context) -> Any:
+    def repeated(self, form: Repeated, x: Value, context: Context) -> Value:
         y = x
         for index in range(len(form.parts)):
             y = self.part(form, index, y, context)
@@ -66,14 +68,14 @@ class Declare(Run):
         self.outputs = copied(self.outputs, "layers", form.periods)
         return y
 
-    def shared(self, form: Any, x: Any, context: Context) -> Any:
+    def shared(self, form: SharedPart, x: Value, context: Context) -> Value:
         y = self.part(form, 0, x, context)
         self.outputs = map_declared(
             self.outputs, lambda p: dataclasses.replace(p, shared=p.shared | {form.across})
         )
         return y
 
-    def everywhere(self, form: Any, x: Any, context: Context) -> Any:
+    def everywhere(self, form: Labelled, x: Value, context: Context) -> Value:
         inner, (term,) = self.at((form.label,)), form.parts
         y = term.wire(inner, x, context)
         first, before = self.root.setdefault(form.label, (term, inner.outputs))
@@ -89,15 +91,16 @@ class Declare(Run):
         return y
 
 
-Declared = dict[tuple[str, ...], Parameter]
+Listing = dict[tuple[str, ...], Parameter]
+"""Each declaration under its path."""
 
 
-def likeness(declared: Declared) -> Any:
+def likeness(declared: Listing) -> dict[tuple[str, ...], tuple]:
     """Declarations without their initializers, to compare."""
     return {path: (p.shape, p.axes, p.dtype, p.copies, p.shared) for path, p in declared.items()}
 
 
-def listed(declared: Declared) -> str:
+def listed(declared: Listing) -> str:
     """Declarations as an error lists them: name, then shape."""
     return ", ".join(
         f"{'.'.join(path)} {show(jax.ShapeDtypeStruct(p.shape, p.dtype))}"
@@ -105,7 +108,7 @@ def listed(declared: Declared) -> str:
     )
 
 
-def same_shape(form: Term, x: Any, y: Any) -> None:
+def same_shape(form: Form, x: Value, y: Value) -> None:
     """Raise CompositionError unless a repeated block keeps shape and type."""
     if spec(x) != spec(y):
         raise CompositionError(
@@ -116,8 +119,8 @@ def same_shape(form: Term, x: Any, y: Any) -> None:
 
 @lru_cache(maxsize=512)
 def declare_cached(
-    term: Term, leaves: tuple, tree: Any, float_type: Any, declaring: type[Declare]
-) -> tuple[dict, Any]:
+    term: Term, leaves: tuple, tree: Hashable, float_type: DTypeLike, declaring: type[Declare]
+) -> tuple[Outputs, Value]:
     # `float_type` is read by `Declare.leaf` through JAX's configuration: here it is a cache key.
     run = declaring({})
     x, context = jax.tree.unflatten(tree, leaves)
@@ -130,8 +133,8 @@ def declare_cached(
 
 
 def declare(
-    term: Term, x: Any, names: Mapping[str, Any], declaring: type[Declare] = Declare
-) -> tuple[dict[str, Any], Any]:
+    term: Term, x: Value, names: Mapping[str, Value], declaring: type[Declare] = Declare
+) -> tuple[Outputs, Value]:
     """The declarations of a term's parameters for an input x, and its abstract output."""
     check_input(x)
     check_hashable(term)
@@ -145,7 +148,7 @@ def declare(
 
 
 @contextmanager
-def placing(term: Term, x: Any) -> Iterator[None]:
+def placing(term: Term, x: Value) -> Iterator[None]:
     """Add the whole term and its input to an error that no composition inside has placed."""
     try:
         yield
@@ -155,7 +158,7 @@ def placing(term: Term, x: Any) -> Iterator[None]:
         raise error.placed(headline, [Line(repr(term), where)]) from error.__cause__
 
 
-def axes(term: Term, x: Any, /, **context: Any) -> dict[str, Any]:
+def axes(term: Term, x: Value, /, **context: Value) -> dict[str, PyTree[tuple[str, ...]]]:
     """The logical names of every parameter's axes, in the tree of `term.init`.
 
     The names are layers, heads, in, out, slots, vocabulary and positions. Sharding rules,
@@ -175,7 +178,7 @@ class Init:
     term: Term
     __signature__ = OwnNames()
 
-    def __call__(self, rng: Any, x: Any = NOTHING, /, **context: Any) -> dict[str, Any]:
+    def __call__(self, rng: Array, x: Value = NOTHING, /, **context: Value) -> dict[str, PyTree]:
         leaves = jax.tree.leaves(x)
         if not is_key(rng) or x is NOTHING or all(isinstance(leaf, int) for leaf in leaves):
             raise ParameterError(
@@ -188,22 +191,24 @@ class Init:
         return make(rng, tuple(walk(declared)))
 
 
-def walk(declared: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple]:
+def walk(
+    declared: Declarations, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Parameter]]:
     """Each declaration of a tree with its path."""
     for name, value in declared.items():
-        if is_parameter(value):
+        if isinstance(value, Parameter):
             yield (*path, name), value
         else:
             yield from walk(value, (*path, name))
 
 
-def made(rng: Array, declared: tuple[tuple[tuple[str, ...], Parameter], ...]) -> dict[str, Any]:
+def made(rng: Array, declared: tuple[tuple[tuple[str, ...], Parameter], ...]) -> dict[str, PyTree]:
     """The parameters, each drawn with its own key: rng folded with its path."""
-    tree: dict[str, Any] = {}
+    tree: dict[str, PyTree] = {}
     for path, parameter in declared:
         *branch, leaf = path
         key = jax.random.fold_in(rng, zlib.crc32("/".join(path).encode()))
-        value: Any = {leaf: parameter.make(key)}
+        value: dict[str, PyTree] = {leaf: parameter.make(key)}
         for name in reversed(branch):
             value = {name: value}
         tree = put(tree, "", value)

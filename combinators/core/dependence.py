@@ -8,11 +8,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
+from jax.extend.core import Jaxpr
+from jaxtyping import PyTree
+
+from .types import Axes
 
 __all__ = ["UNKNOWN", "axes_of", "reached", "unmapped"]
 
 
-def unmapped(function: Callable[..., Any], arguments: tuple, axes: tuple) -> Any:
+def unmapped(
+    function: Callable[..., PyTree[Array]], arguments: tuple, axes: tuple[Axes, ...]
+) -> PyTree[bool]:
     """For each array of `function(*arguments)` under vmap: whether it is equal for all indices.
 
     `axes` are those of `jax.vmap`. An array is equal for all indices if no operation leads to it
@@ -37,7 +44,7 @@ def unmapped(function: Callable[..., Any], arguments: tuple, axes: tuple) -> Any
     return jax.tree.unflatten(jax.tree.structure(shape), [not mapped for mapped in depends])
 
 
-def reached(jaxpr: Any, begin: Sequence[bool]) -> list[bool]:
+def reached(jaxpr: Jaxpr, begin: Sequence[bool]) -> list[bool]:
     """For each result of a jaxpr: whether an operation leads to it from an argument that `begin`
     marks."""
     pairs = zip(jaxpr.invars, begin, strict=True)
@@ -53,7 +60,7 @@ REDUCED, UNKNOWN = -1, -2
 """In place of an axis: an operation has mixed the rows along one, or is none known here."""
 
 
-def axes_of(jaxpr: Any, begin: Sequence[frozenset[int]]) -> list[frozenset[int]]:
+def axes_of(jaxpr: Jaxpr, begin: Sequence[frozenset[int]]) -> list[frozenset[int]]:
     """For each result of a jaxpr: the axes along which it varies, from those of its arguments.
 
     An operation that sums, sorts, cuts or otherwise mixes what differs along an axis gives REDUCED.

@@ -28,20 +28,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
+from jax.typing import DTypeLike
 
 from .errors import CompositionError, ContextError
+from .types import Value
 
 __all__ = ["counts_as", "floating", "numbered", "row_numbers", "uncounted", "wide", "widened"]
 
 
-def counts_as(value: Any) -> Any:
+def counts_as(value: Array | DTypeLike) -> np.dtype:
     """The float type that real numbers count as: their own, or for integers that of `jnp.mean`.
 
     Raises CompositionError for complex numbers.
@@ -69,7 +70,7 @@ def floating(x: Array) -> Array:
     return x.astype(counts_as(x))
 
 
-def wide(*values: Any) -> Any:
+def wide(*values: Array | DTypeLike) -> np.dtype:
     """The dtype of sums over these values: their common dtype, and at least float32.
 
     >>> wide(jnp.zeros(1, jnp.bfloat16), jnp.zeros(1, jnp.int8))
@@ -84,12 +85,12 @@ def widened(x: Array) -> Array:
     return x.astype(wide(x))
 
 
-def uncounted(name: str, kind: Any) -> str:
+def uncounted(name: str, kind: DTypeLike) -> str:
     """The error text for positions or row metadata of a dtype that is no integer."""
     return f"{name} holds integers, not {kind}: give it in jnp.int32, as it was counted"
 
 
-def row_numbers(name: str, value: Any) -> Any:
+def row_numbers(name: str, value: Value) -> Value:
     """Row metadata from the context: integers as int32, anything else unchanged.
 
     Raises ContextError for a known number outside int32, and for a list.
@@ -116,7 +117,7 @@ def row_numbers(name: str, value: Any) -> Any:
     return jnp.asarray(known, jnp.int32)
 
 
-def numbered(context: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+def numbered(context: Mapping[str, Value], names: Collection[str]) -> dict[str, Value]:
     """The context, with integers under `names` as int32."""
     return {
         name: row_numbers(name, value) if name in names else value

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import jax
+from jax import Array
+from jaxtyping import PyTree
 
 from .context import Context, Head
 from .mesh import divided_alike
+from .types import Axes, Outputs, Value
 
-__all__ = ["Form", "Name", "Run", "put", "select"]
+__all__ = [
+    "Form", "Labelled", "Mappable", "Name", "Repeated", "Run", "SharedPart", "Step", "put",
+    "select",
+]  # fmt: skip
 
 Name = str | Mapping[str, str]
 """Where a part's parameters lie in those of its form: under one name; "" if they are the same; or
 {stage's name: form's name}, for a composition whose stages the form lists as its own."""
+
+
+Step = Callable[[int, Value], Value]
+"""Runs the stage at a place of a composition on a value."""
 
 
 class Form(Protocol):
@@ -24,7 +34,32 @@ class Form(Protocol):
     def parts(self) -> tuple[Form, ...]: ...
     @property
     def names(self) -> tuple[Name, ...]: ...
-    def wire(self, run: Run, x: Any, context: Context) -> Any: ...
+    def wire(self, run: Run, x: Value, context: Context) -> Value: ...
+
+
+class Repeated(Form, Protocol):
+    """A form that runs its parts in turn, `repeats` blocks in `periods` rounds."""
+
+    @property
+    def repeats(self) -> int: ...
+    @property
+    def periods(self) -> int: ...
+    @property
+    def remat(self) -> Callable[[Callable], Callable]: ...
+
+
+class Labelled(Form, Protocol):
+    """A form whose one part has its parameters at the top of the tree, under `label`."""
+
+    @property
+    def label(self) -> str: ...
+
+
+class SharedPart(Form, Protocol):
+    """A form whose one part has the same parameters for all "heads", or for all "layers"."""
+
+    @property
+    def across(self) -> str: ...
 
 
 class Run:
@@ -54,11 +89,13 @@ class Run:
     all executions of one call share `root`.
     """
 
-    def __init__(self, root: Any, path: tuple[str, ...] = (), aliases: Any = None):
+    def __init__(
+        self, root: Any, path: tuple[str, ...] = (), aliases: Mapping[str, str] | None = None
+    ):
         self.root, self.path, self.aliases = root, path, aliases or {}
-        self.outputs: dict[str, Any] = {}
+        self.outputs: Outputs = {}
 
-    def leaf(self, term: Any, x: Any, context: Context) -> Any:
+    def leaf(self, term: Any, x: Value, context: Context) -> Value:
         """Compute a primitive."""
         raise NotImplementedError
 
@@ -74,7 +111,7 @@ class Run:
             return self.path, self.aliases
         return (*self.path, self.aliases.get(name, name)), {}
 
-    def part(self, form: Form, index: int, x: Any, context: Context) -> Any:
+    def part(self, form: Form, index: int, x: Value, context: Context) -> Value:
         """Run one part of a form."""
         name, part = form.names[index], form.parts[index]
         inner = self.enter(name)
@@ -87,9 +124,9 @@ class Run:
         return y
 
     def mapped(
-        self, form: Form, x: Any, context: Context, size: int, axis: int | None,
-        given: Mapping[str, Any], copies: str | None,
-    ) -> Any:  # fmt: skip
+        self, form: Form, x: Value, context: Context, size: int, axis: int | None,
+        given: Mapping[str, Value], copies: str | None,
+    ) -> Value:  # fmt: skip
         """Run a form's one part under vmap, `size` times; results are stacked on axis 0.
 
         x is mapped over `axis`, or passed whole if `axis` is None; the context in `given` is mapped
@@ -113,16 +150,14 @@ class Run:
         self.outputs = put(self.outputs, form.names[0], inner.regain(kept, copies, size))
         return y
 
-    def look(self, one: Callable, arguments: tuple, axes: tuple) -> None:
+    def look(self, one: Callable, arguments: tuple, axes: tuple[Axes, ...]) -> None:
         """Inspect `one`, the function of a single head, before vmap maps it over `axes`."""
 
-    def copies(self, name: str | None) -> tuple[Any, Any, Callable[[Any], Run]]:
+    def copies(self, name: str | None) -> Mappable:
         """Arrays for vmap to map, their axes, and a function from one slice to its execution."""
         raise NotImplementedError
 
-    def lookup(
-        self, form: Form, lookup: Any, x: Any, context: Context, step: Callable[[int, Any], Any]
-    ) -> Any:
+    def lookup(self, form: Form, lookup: Any, x: Value, context: Context, step: Step) -> Value:
         """Run a lookup, here stage by stage on one (T, S) table: the reference meaning.
 
         `step(place, value)` runs the stage at a place of the form.
@@ -131,35 +166,39 @@ class Run:
             x = step(place, x)
         return x
 
-    def repeated(self, form: Any, x: Any, context: Context) -> Any:
+    def repeated(self, form: Repeated, x: Value, context: Context) -> Value:
         """Run the parts of a repeat in turn, `form.repeats` blocks in all."""
         raise NotImplementedError
 
-    def shared(self, form: Any, x: Any, context: Context) -> Any:
+    def shared(self, form: SharedPart, x: Value, context: Context) -> Value:
         """Run a part whose parameters all heads, or all layers, share."""
         return self.part(form, 0, x, context)
 
-    def everywhere(self, form: Any, x: Any, context: Context) -> Any:
+    def everywhere(self, form: Labelled, x: Value, context: Context) -> Value:
         """Run a part whose parameters stand at the top of the tree, under `form.label`."""
         raise NotImplementedError
 
-    def kept(self) -> Any:
+    def kept(self) -> PyTree[Array]:
         """The outputs that leave a function under vmap: a tree of arrays."""
         return self.outputs
 
-    def regain(self, kept: Any, name: str | None, size: int) -> dict[str, Any]:
+    def regain(self, kept: PyTree[Array], name: str | None, size: int) -> Outputs:
         """The outputs of `mapped`, from the arrays of `kept` stacked by vmap."""
         return kept
 
 
-def select(tree: Mapping[str, Any], name: Name) -> Mapping[str, Any]:
+Mappable: TypeAlias = tuple[PyTree[Array], Axes, Callable[[PyTree[Array]], Run]]
+"""Arrays for `jax.vmap` to map, their axes, and the execution of one slice of them."""
+
+
+def select(tree: Mapping[str, PyTree], name: Name) -> Mapping[str, PyTree]:
     """The subtree under a name."""
     if not isinstance(name, str):
         return {local: tree[place] for local, place in name.items() if place in tree}
     return tree.get(name, {}) if name else tree
 
 
-def put(tree: dict[str, Any], name: Name, inner: dict[str, Any]) -> dict[str, Any]:
+def put(tree: dict[str, PyTree], name: Name, inner: dict[str, PyTree]) -> dict[str, PyTree]:
     """The tree with `inner` merged into the subtree under a name; an empty `inner` adds nothing."""
     if not inner:
         return tree

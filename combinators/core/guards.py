@@ -48,7 +48,7 @@ def check_hashable(term: Any) -> None:
         raise
 
 
-def hashable(value: Any) -> bool:
+def hashable(value: object) -> bool:
     try:
         hash(value)
     except TypeError:
@@ -59,21 +59,21 @@ def hashable(value: Any) -> bool:
 # Names of the context
 
 
-def as_name(value: Any, word: str) -> str:
+def as_name(value: object, word: str) -> str:
     """The value, which is a name in the context; raises CompositionError for anything else."""
     if not isinstance(value, str) or not value:
         raise CompositionError(f"{word} takes a name of the context, not {told(value)}")
     return value
 
 
-def as_place(value: Any, word: str) -> str:
+def as_place(value: object, word: str) -> str:
     """The value, which is an identifier; raises CompositionError for anything else."""
     if not isinstance(value, str) or not value.isidentifier():
         raise CompositionError(f"{word} takes a name, not {told(value)}")
     return value
 
 
-def as_names(value: Any, word: str) -> tuple[str, ...]:
+def as_names(value: object, word: str) -> tuple[str, ...]:
     """One name in the context, or several, as a tuple of names."""
     names = (value,) if isinstance(value, str) else value
     if not isinstance(names, (tuple, list, set, frozenset)):
@@ -83,7 +83,7 @@ def as_names(value: Any, word: str) -> tuple[str, ...]:
 
 
 def unread(
-    gives: str, name: str, term: Any, known: frozenset[str], verb: str = "reads"
+    gives: str, name: str, term: object, known: frozenset[str], verb: str = "reads"
 ) -> CompositionError:
     """The error for a form that gives a term context which no part of it reads."""
     close = get_close_matches(name, known, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ import numpy as np
 
 from .errors import brief
 from .records import Entries, Scores, Weights
+from .types import Value
 
 __all__ = ["Width", "fits", "mistaken", "show", "spec", "symbolic", "told"]
 
@@ -26,7 +27,11 @@ class Width:
     width: int | None = None
 
 
-def spec(value: Any) -> Any:
+Kind: TypeAlias = Width | Entries | Scores | Weights | tuple | None
+"""What is known of a value before the term runs; a tuple holds kinds. See `Width`."""
+
+
+def spec(value: Value) -> Value:
     """The abstract value: the same tree with a ShapeDtypeStruct in place of each array."""
 
     def one(leaf):
@@ -37,7 +42,7 @@ def spec(value: Any) -> Any:
     return jax.tree.map(one, value)
 
 
-def symbolic(shape: tuple[Any, ...]) -> bool:
+def symbolic(shape: tuple[object, ...]) -> bool:
     """Whether a length is a symbol of `jax.export`, which stands for many numbers."""
     return not all(isinstance(length, (int, np.integer)) for length in shape)
 
@@ -74,7 +79,7 @@ def show(value: Any) -> str:
             return type(value).__name__
 
 
-def told(value: Any) -> str:
+def told(value: object) -> str:
     """An argument as an error message quotes it: an array by its shape, a long repr cut."""
     if isinstance(value, (jax.Array, np.ndarray)):
         return f"an array {show(value)}"
@@ -88,7 +93,7 @@ class HasName(Protocol):
     def name(self) -> str: ...
 
 
-def mistaken(term: HasName, wanted: str, kind: Any) -> str:
+def mistaken(term: HasName, wanted: str, kind: Kind | Value) -> str:
     """The error text for a term that takes `wanted` and gets `kind`, with the missing stage."""
     between = {
         (Entries, "scores"): "score(…) turns entries into scores",

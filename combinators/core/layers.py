@@ -12,18 +12,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from .errors import ParameterError
 from .execution import Name, put, select
 from .parameter import Parameter, plain
 from .term import Term
+from .types import Outputs, Params
 
 __all__ = ["stack", "unstack"]
 
-Tree = dict[str, Any]
+Tree = Outputs
 
 
-def stack(term: Term, params: Mapping[str, Any]) -> Tree:
+def stack(term: Term, params: Params) -> Tree:
     """The parameters with the blocks of every `repeat` stacked; `unstack` undoes it.
 
     >>> from combinax.combinators import linear, repeat
@@ -35,7 +37,7 @@ def stack(term: Term, params: Mapping[str, Any]) -> Tree:
     return rewrite(term, plain(params), together, inner_first=True)
 
 
-def unstack(term: Term, params: Mapping[str, Any]) -> Tree:
+def unstack(term: Term, params: Params) -> Tree:
     """The parameters with every `repeat` as a dict of n blocks: {"0": …, "1": …}.
 
     >>> from combinax.combinators import linear, repeat
@@ -51,7 +53,7 @@ def unstack(term: Term, params: Mapping[str, Any]) -> Tree:
     return rewrite(term, plain(params), separate, inner_first=False)
 
 
-def apart(term: Term, declared: Tree, params: Any) -> Tree:
+def apart(term: Term, declared: Tree, params: Array | Params) -> Tree:
     """Declarations with each repeat unstacked whose parameters are unstacked."""
     if not isinstance(params, Mapping):
         return declared

@@ -11,17 +11,19 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import PyTree
 
 from .context import Context
 from .dtypes import widened
 from .errors import CompositionError, TermError, brief
 from .execution import Run
-from .kinds import Width, mistaken, told
+from .kinds import Kind, Width, mistaken, told
 from .marks import Marks
-from .parameter import Parameter, is_parameter
+from .parameter import Declarations, Parameter, is_parameter
 from .records import Scores
 from .source import file_line
 from .term import In, Out, Term
+from .types import Params, Table, Value
 
 __all__ = ["Leaf", "Stage"]
 
@@ -54,15 +56,15 @@ class Leaf(Term[In, Out]):
         """Whether the class declares parameters."""
         return type(self).parameters is not Leaf.parameters
 
-    def parameters(self, x: Any) -> dict[str, Parameter]:
+    def parameters(self, x: Value) -> dict[str, Parameter]:
         """The declarations of parameters by name, for an abstract input x."""
         return {}
 
-    def apply(self, params: Mapping[str, Array], x: Any, context: Context) -> Any:
+    def apply(self, params: Mapping[str, Array], x: Value, context: Context) -> Value:
         """The equation."""
         raise NotImplementedError(f"{type(self).__name__} does not define apply")
 
-    def wire(self, run: Run, x: Any, context: Context) -> Any:
+    def wire(self, run: Run, x: Value, context: Context) -> Value:
         return run.leaf(self, x, context)
 
 
@@ -96,14 +98,14 @@ class Stage(Leaf[Scores, Scores]):
     def reads(self) -> frozenset[str]:
         return self.row_facts
 
-    def operands(self, params: Mapping[str, Array], context: Context) -> Any:
+    def operands(self, params: Mapping[str, Array], context: Context) -> PyTree[Array]:
         return params
 
-    def tile(self, operands: Any, score: Array, marks: Marks | None) -> Array:
+    def tile(self, operands: PyTree[Array], score: Table, marks: Marks | None) -> Table:
         """The equation, on one tile."""
         raise NotImplementedError(f"{type(self).__name__} does not define tile")
 
-    def flow(self, kind: Any) -> Any:
+    def flow(self, kind: Kind) -> Kind:
         if kind is None:
             return Scores(Width(), Width(), None)
         if not isinstance(kind, Scores):
@@ -116,7 +118,7 @@ class Stage(Leaf[Scores, Scores]):
         return x.replace(score=widened(of_pairs(self, score, x.score)))
 
 
-def of_pairs(term: Any, table: Any, before: Array) -> Any:
+def of_pairs(term: object, table: Table, before: Table) -> Table:
     """The table; raises CompositionError unless it has the shape of the scores before it."""
     if jnp.shape(table) != before.shape:
         raise CompositionError(
@@ -156,10 +158,10 @@ def asks_for_truth(error: Exception) -> bool:
     return traced or "truth value of an array" in str(error)
 
 
-def parameters_of(term: Leaf, x: Any) -> dict[str, Any]:
+def parameters_of(term: Leaf, x: Value) -> Declarations:
     """The parameters that a primitive declares, in a dict, checked."""
 
-    def check(declared: Any, name: str) -> None:
+    def check(declared: object, name: str) -> None:
         if is_parameter(declared):
             return
         if not isinstance(declared, Mapping):
@@ -180,7 +182,7 @@ def parameters_of(term: Leaf, x: Any) -> dict[str, Any]:
     return declared
 
 
-def compute(term: Leaf, params: Mapping[str, Array], x: Any, context: Context, path) -> Any:
+def compute(term: Leaf, params: Params, x: Value, context: Context, path: tuple[str, ...]) -> Value:
     """Apply a leaf, in the precision of the context and with a random key of its own."""
     read = {name: context[name] for name in term.reads - term.row_facts}
     params, read = context.scope.precision.cast((params, read))

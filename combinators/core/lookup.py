@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cached_property
-from typing import Any
 
+from .kinds import Kind
 from .records import Entries, Scores, Weights
 from .term import Term
 
@@ -51,7 +51,7 @@ def inner(stage: Term) -> Term:
 def segments(parts: tuple[Term, ...]) -> tuple[int | Lookup, ...]:
     """The places of a composition's parts, with the stages of each lookup grouped into one node."""
     groups: list[int | Lookup] = []
-    kind: Any = None
+    kind: Kind = None
     for place, part in enumerate(parts):
         asked = isinstance(kind, (Entries, Scores, Weights))
         kind = part.flow(kind)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, Protocol, TypeAlias, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import Int, Shaped
 
 from .context import Context
 from .dtypes import row_numbers
 from .errors import CompositionError, ContextError
 from .mesh import undivided
+from .types import Value
 
-__all__ = ["Marks", "Range", "Rows"]
+__all__ = ["Marks", "PairFunction", "Range", "Rows"]
 
 Class = TypeVar("Class")
 
@@ -38,7 +41,7 @@ class Range:
     def stop(self) -> int:
         return self.start + self.length
 
-    def array(self) -> Array:
+    def array(self) -> Int[Array, "length"]:
         return jnp.arange(self.start, self.stop, dtype=jnp.int32)
 
     def take(self, table: Array, axis: int) -> Array:
@@ -52,10 +55,10 @@ class Range:
 class Slice:
     """The integers start, …, start + length - 1, with a traced start: the rows of a tile."""
 
-    start: Any
+    start: int | Int[Array, ""]
     length: int = dataclasses.field(metadata={"static": True})
 
-    def array(self) -> Array:
+    def array(self) -> Int[Array, "length"]:
         return self.start + jnp.arange(self.length, dtype=jnp.int32)
 
     def take(self, table: Array, axis: int) -> Array:
@@ -63,7 +66,11 @@ class Slice:
         return jax.lax.dynamic_slice_in_dim(table, self.start, self.length, axis)
 
 
-def numbers(rows: Any) -> Array:
+Index: TypeAlias = Array | Range | Slice
+"""Positions, or numbers of rows."""
+
+
+def numbers(rows: Index) -> Int[Array, "T"]:
     """Positions or indices as an array."""
     return rows if isinstance(rows, Array) else rows.array()
 
@@ -102,14 +109,15 @@ class Rows:
         return self.index.shape[0] if isinstance(self.index, Array) else self.index.length
 
     def read(
-        self, names: tuple[str, ...], context: Mapping[str, Any], side: str, other: tuple[str, ...]
-    ) -> Rows:
+        self, names: tuple[str, ...], context: Mapping[str, Value], side: str,
+        other: tuple[str, ...],
+    ) -> Rows:  # fmt: skip
         """These rows with the named metadata from the context: one entry per row, or one for all.
 
         Metadata that the other side reads as well may have an entry for each of its rows only; then
         it is None here.
         """
-        facts: dict[str, Any] = dict(self.facts)
+        facts: dict[str, Array | None] = dict(self.facts)
         for name in names:
             if name in facts:  # cached rows bring their metadata
                 continue
@@ -175,7 +183,7 @@ class Marks:
     key: Rows
 
     def read(
-        self, query: tuple[str, ...], key: tuple[str, ...], context: Mapping[str, Any]
+        self, query: tuple[str, ...], key: tuple[str, ...], context: Mapping[str, Value]
     ) -> Marks:
         """These marks with named row metadata from the context, on either side."""
         read = Marks(
@@ -195,6 +203,12 @@ class Marks:
     def spread(self) -> Marks:
         """The same marks with metadata as (T, 1) for queries and (1, S) for keys."""
         return Marks(self.query.spread(0), self.key.spread(1))
+
+
+class PairFunction(Protocol):
+    """A function of marks, such as a predicate or a bias: one entry for each query and key."""
+
+    def __call__(self, query: Rows, key: Rows, /) -> Shaped[ArrayLike, "t s"]: ...
 
 
 def rows_at(context: Context, count: int) -> Rows:

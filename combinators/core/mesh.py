@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,34 +19,40 @@ from jax import Array
 from jax.core import ShapedArray, Tracer
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding, PartitionSpec, auto_axes, reshard, use_abstract_mesh
+from jax.typing import DTypeLike
+from jaxtyping import PyTree
+
+from .types import Axes
 
 __all__ = [
     "compiler_divides", "concatenated", "divided_alike", "entries_at", "explicit_array", "lowering",
     "on_mesh", "partitions", "type_like", "undivided", "varying_alike",
 ]  # fmt: skip
 
+Tree = TypeVar("Tree")
+
 
 # Explicit axes
 
 
-def sharding_of(array: Array) -> Any:
+def sharding_of(array: Array) -> NamedSharding:
     """The mesh and the spec that the type of an array tells; an empty mesh where it tells none."""
     return jax.typeof(array).sharding
 
 
-def explicit_array(tree: Any) -> Array | None:
+def explicit_array(tree: PyTree) -> Array | None:
     """The first array of a tree that lies on a mesh with explicit axes."""
     arrays = (leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, Array))
     return next((array for array in arrays if sharding_of(array).mesh.explicit_axes), None)
 
 
-def explicit_mesh(tree: Any) -> Any:
+def explicit_mesh(tree: PyTree) -> Any:
     """The mesh with explicit axes that arrays of a tree lie on, or None."""
     array = explicit_array(tree)
     return None if array is None else sharding_of(array).mesh
 
 
-def on_mesh(tree: Any) -> tuple[Any, AbstractContextManager[Any]]:
+def on_mesh(tree: Tree) -> tuple[Tree, AbstractContextManager[object]]:
     """The tree with all arrays on the explicit mesh of one of them, and a context in which
     new arrays lie there as well: JAX joins no divided array with one that lies on no mesh.
 
@@ -56,7 +62,7 @@ def on_mesh(tree: Any) -> tuple[Any, AbstractContextManager[Any]]:
     if mesh is None or not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree)):
         return tree, nullcontext()
 
-    def placed(leaf: Any) -> Any:
+    def placed(leaf: object) -> object:
         if not isinstance(leaf, Array) or not sharding_of(leaf).mesh.empty:
             return leaf
         return reshard(leaf, NamedSharding(mesh, PartitionSpec()))
@@ -66,8 +72,8 @@ def on_mesh(tree: Any) -> tuple[Any, AbstractContextManager[Any]]:
 
 
 def compiler_divides(
-    function: Callable[..., Any], like: Array, axes: int = 1
-) -> Callable[..., Any]:
+    function: Callable[..., PyTree[Array]], like: Array, axes: int = 1
+) -> Callable[..., PyTree[Array]]:
     """The function with explicit axes automatic inside; the first `axes` dimensions of each result
     are divided as those of `like`."""
     sharding = sharding_of(like)
@@ -100,7 +106,7 @@ def undivided(rows: Array) -> Array:
     return reshard(rows, NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec[1:])))
 
 
-def divided_alike(values: Any, axes: Any) -> Any:
+def divided_alike(values: Tree, axes: Axes) -> Tree:
     """Values for `jax.vmap` over `axes`: where the mapped axis of some is divided, all are."""
     mesh = explicit_mesh(values)
     if mesh is None:
@@ -134,7 +140,7 @@ def varying_alike(arrays: Sequence[Array]) -> list[Array]:
     ]
 
 
-def type_like(like: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+def type_like(like: ShapedArray, shape: tuple[int, ...], dtype: DTypeLike) -> ShapedArray:
     """The type of an array on the mesh of another, varying as that does and not divided."""
     whole = NamedSharding(like.sharding.mesh, PartitionSpec(*[None] * len(shape)))
     return like.update(shape=shape, dtype=dtype, weak_type=False, sharding=whole)
@@ -143,18 +149,18 @@ def type_like(like: Any, shape: tuple[int, ...], dtype: Any) -> Any:
 # What is lowered
 
 
-def lowering(run: Callable[..., Sequence[Array]]) -> Callable[..., Any]:
+def lowering(run: Callable[..., Sequence[Array]]) -> mlir.LoweringRule:
     """The lowering rule of a function of arrays, traced without any mesh in their types."""
     rule = mlir.lower_fun(run, multiple_results=True)
 
-    def lower(context: Any, *operands: Any, **parameters: Any) -> Any:
+    def lower(context: Any, *operands: Any, **parameters: object) -> Any:
         plain = [ShapedArray(a.shape, a.dtype) for a in context.avals_in]
         return rule(context.replace(avals_in=plain), *operands, **parameters)
 
     return lower
 
 
-def partitions(context: Any) -> int:
+def partitions(context: mlir.LoweringRuleContext) -> int:
     """The number of devices among which the compiler divides what is lowered."""
     around = context.module_context.axis_context
     if isinstance(around, mlir.ShardingContext):

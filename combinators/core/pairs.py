@@ -6,12 +6,14 @@ a side whose rows it does not read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import lru_cache
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
 
 from .dependence import UNKNOWN, axes_of
 from .errors import CompositionError
@@ -20,7 +22,9 @@ from .marks import Marks
 __all__ = ["check_pairs"]
 
 
-def check_pairs(what: str, function: Callable[..., Any], marks: Marks, *operands: Any) -> None:
+def check_pairs(
+    what: str, function: Callable[..., ArrayLike], marks: Marks, *operands: PyTree[Array]
+) -> None:
     """Raise CompositionError unless `function(*operands, query, key)` gives one entry per pair.
 
     `marks` are spread: metadata of queries is (T, 1), of keys (1, S). Operands are the same for all
@@ -50,21 +54,24 @@ def check_pairs(what: str, function: Callable[..., Any], marks: Marks, *operands
 
 @lru_cache(maxsize=512)
 def traced(
-    function: Callable[..., Any], outline: tuple[Any, ...], tree: Any, count: int
+    function: Callable[..., ArrayLike],
+    outline: tuple[jax.ShapeDtypeStruct, ...],
+    tree: Hashable,
+    count: int,
 ) -> tuple[tuple[int, ...], tuple[frozenset[int], frozenset[int]]]:
     """The shape of a function of marks, and the axes along which queries and keys vary it.
 
     The first `count` leaves are those of marks, the others operands.
     """
 
-    def table(leaves: Any) -> Any:
+    def table(leaves: list[Array]) -> Array:
         marks, operands = jax.tree.unflatten(tree, leaves)
         return jnp.asarray(function(*operands, marks.query, marks.key))
 
     closed, made = jax.make_jaxpr(table, return_shape=True)(list(outline))
 
     def varies(side: int) -> frozenset[int]:
-        def begin(leaf: Any) -> frozenset[int]:
+        def begin(leaf: jax.ShapeDtypeStruct) -> frozenset[int]:
             if leaf.ndim <= side or leaf.shape[side] == 1:
                 return frozenset()
             spread = leaf.ndim == 2 and leaf.shape[1 - side] == 1

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias, TypeGuard
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import PyTree
 
 from .errors import CompositionError
 from .kinds import told
 from .source import reference
+from .types import Outputs
 
 __all__ = ["Initializer", "Parameter"]
 
 Initializer = Callable[[Array, tuple[int, ...], Any], Array]
+"""A function of (key, shape, dtype), such as `jax.nn.initializers.ones`."""
 
 
 @jax.tree_util.register_static
@@ -32,7 +36,7 @@ class Parameter:
     shape: tuple[int, ...]
     init: Initializer
     axes: tuple[str, ...]
-    dtype: Any = None
+    dtype: DTypeLike | None = None
     copies: tuple[tuple[int, int] | None, ...] = ()
     shared: frozenset[str] = frozenset()
 
@@ -92,11 +96,15 @@ class Parameter:
         return jax.vmap(inner.make, out_axes=last[0])(jax.random.split(key, last[1]))
 
 
-def is_parameter(value: Any) -> bool:
+Declarations: TypeAlias = Mapping[str, PyTree[Parameter]]
+"""Under each name the declaration of one array, or the declarations of a part."""
+
+
+def is_parameter(value: object) -> TypeGuard[Parameter]:
     return isinstance(value, Parameter)
 
 
-def map_declared(declared: Any, function: Callable[[Parameter], Any]) -> Any:
+def map_declared(declared: Declarations, function: Callable[[Parameter], object]) -> PyTree:
     """A function of each declaration in a tree."""
     return jax.tree.map(function, declared, is_leaf=is_parameter)
 
@@ -109,12 +117,12 @@ def copy_axis(parameter: Parameter) -> int:
 COPIES: dict[str, Callable[[Parameter], int]] = {"heads": copy_axis, "layers": lambda _: 0}
 
 
-def copied(declared: Any, name: str, size: int) -> Any:
+def copied(declared: Declarations, name: str, size: int) -> Outputs:
     """Declarations with a new axis "heads" or "layers" of length `size`."""
     return map_declared(declared, lambda p: p.copied(name, size, COPIES[name]))
 
 
-def plain(params: Any) -> Any:
+def plain(params: PyTree) -> PyTree:
     """Parameters as dicts of arrays, from the mappings and boxes of a library, such as flax's
     FrozenDict, State and Partitioned."""
     if isinstance(params, Mapping):

@@ -12,14 +12,18 @@ from typing import Any, Self, cast
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Bool, Float, Int, Shaped
 
 from .dtypes import counts_as, floating, wide
 from .marks import Marks, record
+from .types import Table, Visible
 
 __all__ = ["Entries", "Scores", "Weights"]
 
 
-def zero_inactive(rows: Array, active: Array | None) -> Array:
+def zero_inactive(
+    rows: Shaped[Array, "T d"], active: Bool[Array, "T"] | None
+) -> Shaped[Array, "T d"]:
     """Rows (T, d), with zeros where `active` (T,) is false: a NaN there must not reach a product.
 
     `active` is None where all rows are active.
@@ -27,7 +31,7 @@ def zero_inactive(rows: Array, active: Array | None) -> Array:
     return rows if active is None else jnp.where(active[:, None], rows, jnp.zeros_like(rows[:1]))
 
 
-def covered(score: Array, visible: Array | None) -> Array:
+def covered(score: Table, visible: Visible) -> Table:
     """Scores (T, S), each hidden one replaced by the largest visible score of its row.
 
     A function may be infinite at a hidden score. That score's cotangent is 0, and 0 times an
@@ -45,24 +49,26 @@ def covered(score: Array, visible: Array | None) -> Array:
     return jnp.where(visible, score, jnp.where(known, largest, borrowed))
 
 
-def both(a: Array | None, b: Array | None) -> Array | None:
+def both(a: Bool[Array, "*s"] | None, b: Bool[Array, "*s"] | None) -> Bool[Array, "*s"] | None:
     """a and b, where None is true everywhere."""
     return a & b if a is not None and b is not None else b if a is None else a
 
 
-def either(a: Array | None, b: Array | None) -> Array | None:
+def either(a: Bool[Array, "*s"] | None, b: Bool[Array, "*s"] | None) -> Bool[Array, "*s"] | None:
     """a or b, where None is true everywhere."""
     return None if a is None or b is None else a | b
 
 
 class Record:
-    """The base of the three records."""
+    """The base of the three records. In place of an array, the kind of a record has a Width, and an
+    abstract record a ShapeDtypeStruct."""
 
+    value: Any
     marks: Any
-    order: Array | None
+    order: Int[Array, "S"] | None
 
     @property
-    def sorting(self) -> Array | None:
+    def sorting(self) -> Int[Array, "S"] | None:
         """The permutation (S,) that sorts the keys by position; None if they are sorted."""
         if self.order is not None or self.marks is None:
             return self.order
@@ -83,30 +89,30 @@ class Entries(Record):
     by position, as cached keys need; None where the marks do.
     """
 
-    query: Any
-    key: Any
-    value: Any
+    query: Shaped[Any, "T d"]
+    key: Shaped[Any, "S d"]
+    value: Shaped[Any, "S e"]
     marks: Any
-    visible: Array | None = None
-    active_keys: Array | None = None
-    active_queries: Array | None = None
-    order: Array | None = None
+    visible: Visible = None
+    active_keys: Bool[Array, "S"] | None = None
+    active_queries: Bool[Array, "T"] | None = None
+    order: Int[Array, "S"] | None = None
 
 
 @record
 class Scores(Record):
     """A score for each pair of a query and a key: score (T, S), value (S, e); else as Entries."""
 
-    score: Any
-    value: Any
+    score: Float[Any, "T S"]
+    value: Shaped[Any, "S e"]
     marks: Any
-    visible: Array | None = None
-    active_keys: Array | None = None
-    active_queries: Array | None = None
-    order: Array | None = None
+    visible: Visible = None
+    active_keys: Bool[Array, "S"] | None = None
+    active_queries: Bool[Array, "T"] | None = None
+    order: Int[Array, "S"] | None = None
 
     @property
-    def covered(self) -> Array:
+    def covered(self) -> Table:
         """The scores, with hidden ones replaced: the argument of every function of scores."""
         return covered(self.score, self.visible)
 
@@ -119,13 +125,13 @@ class Weights(Record):
     aggregating applies it.
     """
 
-    weight: Any
-    value: Any
+    weight: Float[Any, "T S"]
+    value: Shaped[Any, "S e"]
     marks: Any = None
-    active_keys: Array | None = None
-    order: Array | None = None
+    active_keys: Bool[Array, "S"] | None = None
+    order: Int[Array, "S"] | None = None
 
-    def __call__(self, value: Array) -> Array:
+    def __call__(self, value: Shaped[Array, "S e"]) -> Float[Array, "T e"]:
         """weights(value)[t] = sum over s of weight[t, s] value[s]: (S, e) -> (T, e).
 
         The sum runs in at least float32 and is rounded once, to the type of the values; integers
@@ -143,7 +149,7 @@ class Weights(Record):
         marks = self.marks and Marks(self.marks.query, self.marks.key.permuted(order))
         return Weights(self.weight[:, order], self.value[order], marks, active)
 
-    def mixed(self, value: Array) -> Array:
+    def mixed(self, value: Shaped[Array, "S e"]) -> Float[Array, "T e"]:
         """weights(value) before it is rounded to the type of the values."""
         value = zero_inactive(floating(value), self.active_keys)
         kind = wide(self.weight, value)

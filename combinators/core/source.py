@@ -17,7 +17,7 @@ PACKAGE = __name__.split(".")[0] + "."
 Value = TypeVar("Value")
 
 
-def reference(value: Any, write: Write = repr) -> str:
+def reference(value: object, write: Write = repr) -> str:
     """A field as Python that evaluates to it; a function without a name by its file and line."""
     if hasattr(value, "wire") or not callable(value):
         return write(value) if hasattr(value, "wire") else repr(value)
@@ -32,7 +32,7 @@ def reference(value: Any, write: Write = repr) -> str:
     return repr(value)
 
 
-def public_home(value: Any, name: str) -> str | None:
+def public_home(value: object, name: str) -> str | None:
     """The module to import a function from: the shortest public one, else its own; None for a
     function that its own module does not hold under its name."""
     home = getattr(value, "__module__", None) or ""
@@ -58,7 +58,7 @@ class Import(NamedTuple):
     name: str
 
 
-def portable(value: Any) -> Any:
+def portable(value: object) -> object:
     """A field of a term as it is pickled: an importable function becomes an Import."""
     if hasattr(value, "wire") or not callable(value):
         return value
@@ -67,7 +67,7 @@ def portable(value: Any) -> Any:
     return Import(home, name) if home else value
 
 
-def imported(value: Any) -> Any:
+def imported(value: object) -> object:
     """A field of a term from its pickled form: the inverse of `portable`."""
     if not isinstance(value, Import):
         return value

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from typing import (
     TYPE_CHECKING,
@@ -27,15 +27,18 @@ from typing import (
 
 import jax
 import numpy as np
+from jax import Array
+from jaxtyping import PyTree
 
 from .context import Context, OwnNames
 from .errors import CompositionError
 from .execution import Name, Run
 from .guards import ARRAYS, check_class
-from .kinds import Width, mistaken
+from .kinds import Kind, Width, mistaken
 from .printing import ATOM, Write, equation, laid_out
 from .records import Entries, Scores, Weights
 from .source import arguments, imported, portable, written
+from .types import Params, Value
 
 __all__ = ["Term"]
 
@@ -89,7 +92,7 @@ class Term(Generic[In, Out]):
     # Identity: a term is its fields
 
     @cached_property
-    def fields(self) -> tuple[Any, ...]:
+    def fields(self) -> tuple[object, ...]:
         return tuple(getattr(self, f.name) for f in dataclasses.fields(cast(Any, self)))
 
     @cached_property
@@ -124,7 +127,7 @@ class Term(Generic[In, Out]):
             return self.name
         return f"{self.word or type(self).__name__}({arguments(self, write)})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return rebuilt, (type(self), tuple(map(portable, self.fields)), self.written)
 
     @cached_property
@@ -153,31 +156,29 @@ class Term(Generic[In, Out]):
 
     # Dataflow
 
-    def flow(self, kind: Any) -> Any:
+    def flow(self, kind: Kind) -> Kind:
         """The kind of the output for an input of `kind`; raises CompositionError if none fits."""
         if isinstance(kind, (Entries, Scores, Weights)):
             raise CompositionError(mistaken(self, "an array", kind))
         return Width()
 
-    def wire(self, run: Run, x: Any, context: Context) -> Any:
+    def wire(self, run: Run, x: Value, context: Context) -> Value:
         """The output for an input x, with the parts run by an execution."""
         raise NotImplementedError(f"{type(self).__name__} defines neither apply nor wire")
 
     if TYPE_CHECKING:  # set in `operators`, as operators are words and words build on terms
 
         @property
-        def init(self) -> Callable[..., dict[str, Any]]: ...
-        def __call__(
-            self, params: Mapping[str, Any] = ..., x: In = ..., /, **context: Any
-        ) -> Out: ...
+        def init(self) -> Callable[..., dict[str, PyTree[Array]]]: ...
+        def __call__(self, params: Params = ..., x: In = ..., /, **context: Value) -> Out: ...
         def __matmul__(self, earlier: Term[Earlier, In]) -> Term[Earlier, Out]: ...
-        def __rmatmul__(self, later: Any) -> Term: ...
-        def __add__(self, other: Any) -> Term: ...
-        def __radd__(self, other: Any) -> Term: ...
-        def __sub__(self, other: Any) -> Term: ...
-        def __rsub__(self, other: Any) -> Term: ...
-        def __mul__(self, factor: Any) -> Term: ...
-        def __rmul__(self, factor: Any) -> Term: ...
+        def __rmatmul__(self, later: object) -> Term: ...
+        def __add__(self, other: object) -> Term: ...
+        def __radd__(self, other: object) -> Term: ...
+        def __sub__(self, other: object) -> Term: ...
+        def __rsub__(self, other: object) -> Term: ...
+        def __mul__(self, factor: object) -> Term: ...
+        def __rmul__(self, factor: object) -> Term: ...
         def __pow__(self, count: int) -> Term: ...
 
     # Places of parameters
@@ -225,14 +226,14 @@ class Term(Generic[In, Out]):
         return None
 
 
-def exact(value: Any) -> Any:
+def exact(value: object) -> object:
     """A field as terms compare it: with its type, as 1 == 1.0 in Python and dtypes differ."""
     if isinstance(value, tuple):
         return tuple(map(exact, value))
     return (type(value), value) if isinstance(value, (int, float)) else value
 
 
-def rebuilt(cls: type[Term], fields: tuple[Any, ...], written: tuple[str, int] | None) -> Term:
+def rebuilt(cls: type[Term], fields: tuple[object, ...], written: tuple[str, int] | None) -> Term:
     """A term from its fields, as pickle and copy need it."""
     term = object.__new__(cls)
     for field, value in zip(dataclasses.fields(cast(Any, cls)), fields, strict=True):

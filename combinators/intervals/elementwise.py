@@ -15,13 +15,15 @@ from functools import reduce
 from typing import Any
 
 import numpy as np
+from jax.typing import DTypeLike
 
-from .span import Span, ends, is_signed, is_true, is_whole, larger, namespace, smaller
+from .span import End, Options, Span, ends, is_signed, is_true, is_whole, larger, namespace, smaller
+from .three_valued import Truths
 
 __all__ = ["INTEGERS", "ORDERED", "exact", "floor_divide", "remainder"]
 
 
-def hull(*values: Any) -> Span:
+def hull(*values: End) -> Span:
     """The smallest span that holds all values."""
     return Span(reduce(smaller, values), reduce(larger, values))
 
@@ -35,7 +37,7 @@ def add(a: Span, b: Span) -> Span:
     return Span(low, high).where(~(wraps[0] | wraps[1]))
 
 
-def wrong_sum(a: Any, b: Any, total: Any) -> Any:
+def wrong_sum(a: End, b: End, total: End) -> Truths:
     """Whether the sum a + b = total wrapped around."""
     return ((a ^ total) & (b ^ total)) < 0 if is_signed(a.dtype) else total < a
 
@@ -77,7 +79,7 @@ def power(a: Span, *, y: int) -> Span:
     return reduce(lambda x, z: mul(x, Span(z.lo, z.hi)), factors)
 
 
-def quotient(a: Span, b: Span, divide: Callable[[Any, Any], Any]) -> Span:
+def quotient(a: Span, b: Span, divide: Callable[[End, End], End]) -> Span:
     """a / b for b > 0: the bounds are among the quotients of the bounds."""
     one = b.dtype.type(1)
     if a.known and b.known:
@@ -86,7 +88,7 @@ def quotient(a: Span, b: Span, divide: Callable[[Any, Any], Any]) -> Span:
     return hull(*(divide(x, y) for x in (a.lo, a.hi) for y in divisors)).where(b.lo > 0)
 
 
-def truncated(a: Any, b: Any) -> Any:
+def truncated(a: End, b: End) -> End:
     """a / b for b > 0, rounded towards 0."""
     whole = a // b
     return whole + ((a < 0) & (whole * b != a)).astype(a.dtype)
@@ -100,7 +102,7 @@ def floor_divide(a: Span, b: Span) -> Span:
     return quotient(a, b, operator.floordiv)
 
 
-def rest(a: Span, b: Span, divide: Callable[[Any, Any], Any], least: Any, most: Any) -> Span:
+def rest(a: Span, b: Span, divide: Callable[[End, End], End], least: End, most: End) -> Span:
     """The remainder of a / b for b > 0, which grows with a as long as the quotient is constant.
 
     Elsewhere it lies in [least, most]: [5, 6] % 4 is [1, 2], and [3, 5] % 4 is [0, 3].
@@ -131,7 +133,7 @@ def rem(a: Span, b: Span) -> Span:
 # Bits
 
 
-def differing(a: Span) -> Any:
+def differing(a: Span) -> End:
     """The bits in which numbers of a span may differ: the highest in which its bounds do, and all
     lower ones."""
     bits, shift = a.lo ^ a.hi, 1
@@ -140,7 +142,7 @@ def differing(a: Span) -> Any:
     return bits
 
 
-def of_bits(ones: Any, unknown: Any) -> Span:
+def of_bits(ones: End, unknown: End) -> Span:
     """The span of the numbers with the bits `ones` set and the bits `unknown` set or not."""
     return Span(ones & ~unknown, ones | unknown).where(unknown >= 0)  # the sign bit is known
 
@@ -168,7 +170,7 @@ def bits_xor(a: Span, b: Span) -> Span:
     return of_bits((a.lo ^ b.lo) & ~unknown, unknown)
 
 
-def shift(a: Span, b: Span, move: Callable[[Any, Any], Any]) -> Span:
+def shift(a: Span, b: Span, move: Callable[[End, End], End]) -> Span:
     last = b.dtype.type(8 * b.dtype.itemsize - 1)
     steps = [end.clip(0, last) for end in (b.lo, b.hi)]
     values = hull(*(move(x, y) for x in (a.lo, a.hi) for y in steps))
@@ -224,7 +226,7 @@ def select(which: Span, *cases: Span) -> Span:
     )
 
 
-def convert(a: Span, *, new_dtype: Any) -> Span | None:
+def convert(a: Span, *, new_dtype: DTypeLike) -> Span | None:
     old, new = a.dtype, np.dtype(new_dtype)
     if new == np.bool_:
         return ne(a, zero(a))
@@ -238,7 +240,7 @@ def convert(a: Span, *, new_dtype: Any) -> Span | None:
     return spans.where((a.lo >= low) & (a.hi <= high))
 
 
-def exact(name: str, options: Any, *arrays: Any) -> Any:
+def exact(name: str, options: Options, *arrays: End) -> End | None:
     """The result of a primitive on known integers; None if only JAX computes it."""
     if name == "convert_element_type":
         new = np.dtype(options["new_dtype"])

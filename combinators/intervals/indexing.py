@@ -11,9 +11,11 @@ from operator import and_
 from typing import Any
 
 import numpy as np
+from jax import Array
+from jax.core import ShapedArray
 from jax.lax import GatherScatterMode
 
-from .span import Span, is_true, is_whole, larger, namespace, smaller
+from .span import End, Options, Span, is_true, is_whole, larger, namespace, smaller
 
 __all__ = ["SHAPES", "looked_up"]
 
@@ -21,43 +23,43 @@ __all__ = ["SHAPES", "looked_up"]
 # Shapes
 
 
-def spread(options: Any, aval: Any, x: Any) -> Any:
+def spread(options: Options, aval: ShapedArray, x: End) -> End:
     shape = [1] * aval.ndim
     for axis, size in zip(options["broadcast_dimensions"], x.shape[2:], strict=True):
         shape[axis] = size
     return namespace(x).broadcast_to(x.reshape(*x.shape[:2], *shape), (*x.shape[:2], *aval.shape))
 
 
-def reshaped(options: Any, aval: Any, x: Any) -> Any:
+def reshaped(options: Options, aval: ShapedArray, x: End) -> End:
     return x.reshape(*x.shape[:2], *aval.shape)
 
 
-def transposed(options: Any, aval: Any, x: Any) -> Any:
+def transposed(options: Options, aval: ShapedArray, x: End) -> End:
     return x.transpose(0, 1, *(axis + 2 for axis in options["permutation"]))
 
 
-def concatenated(options: Any, aval: Any, *parts: Any) -> Any:
+def concatenated(options: Options, aval: ShapedArray, *parts: End) -> End:
     sides, xp = np.broadcast_shapes(*(x.shape[:2] for x in parts)), namespace(*parts)
     arrays = [xp.broadcast_to(x, sides + x.shape[2:]) for x in parts]
     return xp.concatenate(arrays, axis=options["dimension"] + 2)
 
 
-def sliced(options: Any, aval: Any, x: Any) -> Any:
+def sliced(options: Options, aval: ShapedArray, x: End) -> End:
     strides = options["strides"] or (1,) * aval.ndim
     limits = zip(options["start_indices"], options["limit_indices"], strides, strict=True)
     return x[(slice(None), slice(None), *(slice(*limit) for limit in limits))]
 
 
-def reduced(fold: str) -> Callable[..., Any]:
+def reduced(fold: str) -> Callable[..., End]:
     """The rule of a monotone reduction."""
 
-    def apply(options: Any, aval: Any, x: Any) -> Any:
+    def apply(options: Options, aval: ShapedArray, x: End) -> End:
         return getattr(namespace(x), fold)(x, axis=tuple(axis + 2 for axis in options["axes"]))
 
     return apply
 
 
-SHAPES: dict[str, Callable[..., Any]] = {
+SHAPES: dict[str, Callable[..., End]] = {
     "broadcast_in_dim": spread, "reshape": reshaped, "squeeze": reshaped, "transpose": transposed,
     "concatenate": concatenated, "slice": sliced, "copy": reshaped, "reduce_or": reduced("any"),
     "reduce_and": reduced("all"), "reduce_max": reduced("max"), "reduce_min": reduced("min"),
@@ -70,7 +72,7 @@ MAX_SPARSE_TABLE = 2**24
 """The most elements of a sparse table: the size of a table times its number of levels."""
 
 
-def looked_up(options: Any, aval: Any, table: Span, indices: Span) -> Span | None:
+def looked_up(options: Options, aval: ShapedArray, table: Span, indices: Span) -> Span | None:
     """The span of `table[i, j]` from the spans of the indices of its first axes.
 
     None for a table that is not constant, and for other kinds of gather.
@@ -109,7 +111,7 @@ def index_of_each(indices: Span, count: int) -> list[Span]:
     return [part.each(lambda end: end[..., 0]) for part in parts]
 
 
-def between(table: Any, axes: Sequence[Span]) -> Span | None:
+def between(table: np.ndarray | Array, axes: Sequence[Span]) -> Span | None:
     """The span of a table's entries within spans of the indices of one or two axes."""
     if all(axis.known for axis in axes):
         indices = tuple(axis.lo for axis in axes)
@@ -137,7 +139,11 @@ def between(table: Any, axes: Sequence[Span]) -> Span | None:
     return Span(*bounds)
 
 
-def extremes(table: Any, first: Any, last: Any, fold: Callable[[Any, Any], Any]) -> Any:
+Fold = Callable[[End, End], End]
+"""`smaller` or `larger`."""
+
+
+def extremes(table: np.ndarray | Array, first: End, last: End, fold: Fold) -> Any:
     """The minimum or maximum of the rows from `first` to `last`, for many such ranges.
 
     Two ranges whose length is a power of two cover each range (a sparse table): rows 2 to 7 are

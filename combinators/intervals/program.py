@@ -15,12 +15,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Literal
+from jax import Array
+from jax.core import ShapedArray, Tracer
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.typing import DTypeLike
+from jaxtyping import PyTree
 
 from .elementwise import INTEGERS, ORDERED, exact, floor_divide, remainder
 from .indexing import SHAPES, looked_up
-from .span import Span, anything, is_true, is_whole
+from .span import End, Options, Span, anything, is_true, is_whole
 from .three_valued import Maybe
 
 __all__ = ["Program"]
@@ -36,7 +39,7 @@ class Program:
     result is not one boolean, or that captures a traced array.
     """
 
-    def __init__(self, predicate: Callable[[Any, Any], Any], query: Any, key: Any):
+    def __init__(self, predicate: Callable[[Any, Any], Any], query: PyTree, key: PyTree):
         self.given, shape = jax.tree.flatten((query, key))
         one = lambda *leaves: predicate(*jax.tree.unflatten(shape, leaves))  # noqa: E731
         self.closed = jax.make_jaxpr(one)(
@@ -85,7 +88,7 @@ class Program:
         return Maybe(some, every)
 
 
-def operations(jaxpr: Any) -> Iterator[Any]:
+def operations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
     """The operations of a jaxpr, those of the jaxprs it calls included."""
     for operation in jaxpr.eqns:
         division = operation.params.get("name") in DIVISIONS
@@ -93,7 +96,7 @@ def operations(jaxpr: Any) -> Iterator[Any]:
         yield from operations(inner.jaxpr) if inner else (operation,)
 
 
-def truths(jaxpr: Any, late: Sequence[bool]) -> tuple[int, list[bool]]:
+def truths(jaxpr: Jaxpr, late: Sequence[bool]) -> tuple[int, list[bool]]:
     """The number of booleans that a jaxpr makes of late inputs, and which of its results are late.
 
     Booleans from other operations than `<`, `<=`, `>` and `>=` count twice: see `is_tight`.
@@ -123,7 +126,7 @@ def has_rule(operation: Any) -> bool:
     return name in rules or operation.params.get("name") in DIVISIONS
 
 
-def called(operation: Any) -> Any:
+def called(operation: JaxprEqn) -> ClosedJaxpr | None:
     """The jaxpr that an operation calls, as jit and remat do; None for other operations."""
     if operation.primitive.name not in CALLS:
         return None
@@ -138,12 +141,14 @@ CALLS = {
 }  # fmt: skip
 
 
-def run(jaxpr: Any, consts: Sequence[Any], given: Sequence[Bound], computing: bool) -> list[Bound]:
+def run(
+    jaxpr: Jaxpr, consts: Sequence[np.ndarray | Array], given: Sequence[Bound], computing: bool
+) -> list[Bound]:
     """Bounds of the results of a jaxpr."""
-    spans: dict[Any, Bound] = dict(zip(jaxpr.constvars, map(constant, consts), strict=True))
+    spans: dict[Var, Bound] = dict(zip(jaxpr.constvars, map(constant, consts), strict=True))
     spans |= dict(zip(jaxpr.invars, given, strict=True))
 
-    def read(x: Any) -> Bound:
+    def read(x: Var | Literal) -> Bound:
         if isinstance(x, Literal):
             dtype: Any = getattr(x.aval, "dtype", None)
             return constant(np.asarray(x.val, dtype))
@@ -155,7 +160,7 @@ def run(jaxpr: Any, consts: Sequence[Any], given: Sequence[Bound], computing: bo
     return [read(x) for x in jaxpr.outvars]
 
 
-def constant(value: Any) -> Bound:
+def constant(value: np.ndarray | Array) -> Bound:
     """The span of a constant of a jaxpr."""
     if jnp.issubdtype(value.dtype, jax.dtypes.extended):
         return None
@@ -183,7 +188,7 @@ def bounded(operation: Any, given: list[Bound], computing: bool) -> list[Bound]:
     return [anything(aval) for aval in avals]
 
 
-def ruled(name: str, options: Any, aval: Any, spans: Sequence[Span]) -> Bound:
+def ruled(name: str, options: Options, aval: ShapedArray, spans: Sequence[Span]) -> Bound:
     """Bounds of one result by the rule of a primitive; None without a rule."""
     bases = [span.base for span in spans]
     base = OF_DISTANCES.get(name, lambda *bases: None)(*bases) if any(bases) else 0
@@ -211,22 +216,22 @@ def ruled(name: str, options: Any, aval: Any, spans: Sequence[Span]) -> Bound:
 OPTIONS = {"integer_pow": ("y",), "convert_element_type": ("new_dtype",)}
 
 
-def aligned(spans: Sequence[Span], aval: Any) -> list[Span]:
+def aligned(spans: Sequence[Span], aval: ShapedArray) -> list[Span]:
     """Spans of one rank, so that scalars broadcast against arrays."""
     lay = lambda end: end.reshape(end.shape + (1,) * (aval.ndim + 2 - end.ndim))  # noqa: E731
     return [span if span.lo.ndim == aval.ndim + 2 else span.each(lay) for span in spans]
 
 
-def computed(operation: Any, spans: Sequence[Span]) -> list[Bound]:
+def computed(operation: JaxprEqn, spans: Sequence[Span]) -> list[Bound]:
     """The results on known arrays: the primitive itself, mapped over the blocks."""
     arrays = [span.lo for span in spans]
     sides = np.broadcast_shapes((1, 1), *(x.shape[:2] for x in arrays))
 
-    def once(*arrays: Any) -> Any:
+    def once(*arrays: Array) -> list[Array]:
         values = operation.primitive.bind(*arrays, **operation.params)
         return values if operation.primitive.multiple_results else [values]
 
-    def each(*arrays: Any) -> Any:
+    def each(*arrays: End) -> list[Array]:
         if not arrays:
             return [value[None, None] for value in once()]
         return jax.vmap(jax.vmap(once))(*(jnp.broadcast_to(x, sides + x.shape[2:]) for x in arrays))
@@ -266,7 +271,7 @@ DIVISIONS = {
 }
 
 
-def divided(operation: Any, inner: Any, given: Sequence[Bound]) -> Bound:
+def divided(operation: Any, inner: ClosedJaxpr, given: Sequence[Bound]) -> Bound:
     """Bounds of x // y or x % y for integers; None for other calls."""
     name = operation.params.get("name")
     if name not in DIVISIONS or any(span is None or span.base for span in given):
@@ -283,7 +288,7 @@ def divided(operation: Any, inner: Any, given: Sequence[Bound]) -> Bound:
 
 
 @functools.lru_cache(64)
-def division(name: str, kinds: tuple[Any, ...]) -> str:
+def division(name: str, kinds: tuple[tuple[tuple[int, ...], DTypeLike, bool], ...]) -> str:
     """The text of the jaxpr of a division, by which a call is recognized, not by its name alone."""
     given = [jax.ShapeDtypeStruct(shape, kind, weak_type=weak) for shape, kind, weak in kinds]
     (operation,) = jax.make_jaxpr(DIVISIONS[name][0])(*given).eqns

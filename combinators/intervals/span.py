@@ -6,17 +6,31 @@ Bounds known at trace time are NumPy arrays, others are JAX arrays.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jax.core import ShapedArray
+from jax.typing import DTypeLike
+from jaxtyping import Shaped
+
+from .three_valued import Truths
 
 __all__ = [
-    "Span", "anything", "ends", "is_signed", "is_true", "is_whole", "larger", "namespace",
-    "smaller",
+    "End", "Options", "Span", "anything", "ends", "is_signed", "is_true", "is_whole", "larger",
+    "namespace", "smaller",
 ]  # fmt: skip
+
+
+End: TypeAlias = Shaped[np.ndarray, "n m *shape"] | Shaped[Array, "n m *shape"]
+"""The least, or the largest, number that each element may have, for each of n × m blocks."""
+
+
+Options: TypeAlias = Mapping[str, Any]
+"""The parameters of an operation of a jaxpr, such as its axes."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -31,13 +45,13 @@ class Span:
     this span is.
     """
 
-    lo: Any
-    hi: Any
+    lo: End
+    hi: End
     base: int = 0
     parts: tuple[Span, ...] = ()
 
     @classmethod
-    def point(cls, value: Any, base: int = 0) -> Span:
+    def point(cls, value: End, base: int = 0) -> Span:
         """The span of a known array, up to `base` times the unknown number."""
         return cls(value, value, base)
 
@@ -47,7 +61,7 @@ class Span:
         return self.lo is self.hi and not self.base
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> np.dtype:
         return self.lo.dtype
 
     @property
@@ -55,12 +69,12 @@ class Span:
         """The shape of the array in one block."""
         return self.lo.shape[2:]
 
-    def each(self, function: Callable[[Any], Any]) -> Span:
+    def each(self, function: Callable[[End], End]) -> Span:
         """The span of a monotone function of the array."""
         low = function(self.lo)
         return Span(low, low if self.lo is self.hi else function(self.hi), self.base)
 
-    def where(self, safe: Any) -> Span:
+    def where(self, safe: Truths) -> Span:
         """The span where `safe` holds, and all numbers of its dtype elsewhere."""
         if is_true(safe):
             return self
@@ -68,33 +82,33 @@ class Span:
         return Span(choose(safe, self.lo, least), choose(safe, self.hi, most))
 
 
-def namespace(*values: Any) -> Any:
+def namespace(*values: object) -> Any:
     """jax.numpy if any value is a JAX array, else numpy."""
     return jnp if any(isinstance(value, jax.Array) for value in values) else np
 
 
-def is_true(truths: Any) -> bool:
+def is_true(truths: Truths) -> bool:
     """Whether all of some booleans are known at trace time to be True."""
     return not isinstance(truths, jax.Array) and bool(np.all(truths))
 
 
-def is_whole(dtype: Any) -> bool:
+def is_whole(dtype: DTypeLike) -> bool:
     """Whether a dtype is an integer or boolean dtype."""
     return dtype == np.bool_ or jnp.issubdtype(dtype, jnp.integer)
 
 
-def is_signed(dtype: Any) -> bool:
+def is_signed(dtype: DTypeLike) -> bool:
     return jnp.issubdtype(dtype, jnp.signedinteger)
 
 
-def ends(dtype: Any) -> tuple[Any, Any]:
+def ends(dtype: np.dtype) -> tuple[np.bool_ | np.integer, np.bool_ | np.integer]:
     """The least and the largest number of an integer or boolean dtype."""
     if dtype == np.bool_:
         return np.False_, np.True_
     return dtype.type(np.iinfo(dtype).min), dtype.type(np.iinfo(dtype).max)
 
 
-def anything(aval: Any) -> Span | None:
+def anything(aval: jax.ShapeDtypeStruct | ShapedArray) -> Span | None:
     """The span of all numbers of a dtype; None for floats, since NaN has no order."""
     if not is_whole(aval.dtype):
         return None
@@ -102,9 +116,9 @@ def anything(aval: Any) -> Span | None:
     return Span(low, high)
 
 
-def smaller(a: Any, b: Any) -> Any:
+def smaller(a: End, b: End) -> End:
     return namespace(a, b).minimum(a, b)
 
 
-def larger(a: Any, b: Any) -> Any:
+def larger(a: End, b: End) -> End:
     return namespace(a, b).maximum(a, b)

@@ -21,13 +21,14 @@ window the cache has `capacity` slots, no position passes them, and no row is ov
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
+from jaxtyping import Bool, Int, PyTree
 
 from ..core.errors import CompositionError
 from ..core.lookup import Lookup
@@ -40,12 +41,18 @@ __all__ = [
     "write",
 ]  # fmt: skip
 
-Cache = dict[str, Any]
+Cache = dict[str, PyTree[Array]]
 """`rows`: keys, values and row metadata by name, each (slots, …). `length`: the next position.
 `reach`: the largest `length` so far, which exceeds `length` after a rewind."""
 
 
-def empty_cache(slots: int, chunk: Any) -> Cache:
+Condition = tuple[Array | np.bool_ | bool, Callable[[], str]]
+"""Whether a step can be answered, and the error text where it cannot."""
+
+Tree = TypeVar("Tree")
+
+
+def empty_cache(slots: int, chunk: PyTree[Array]) -> Cache:
     """An empty cache of `slots` slots, each shaped like a row of `chunk`."""
     rows = jax.tree.map(lambda new: jnp.zeros((slots, *new.shape[1:]), new.dtype), chunk)
     zero = jnp.zeros((), jnp.int32)
@@ -67,7 +74,7 @@ def positions_at(last: Array, slots: int) -> Array:
     return last - (last - jnp.arange(slots, dtype=jnp.int32)) % slots
 
 
-def write(cache: Cache, chunk: Any, first: Array) -> Cache:
+def write(cache: Cache, chunk: PyTree[Array], first: Array) -> Cache:
     """The cache after a chunk whose rows stand at positions first, first + 1, …"""
     length = first + len(chunk["key"])
 
@@ -97,8 +104,9 @@ def cacheable(key: Array, value: Array) -> dict[str, Array]:
 
 
 def with_cache(
-    entries: Entries, rows: Rows, lookup: Lookup, before: Cache, after: Cache, chunk: Any
-) -> Entries:
+    entries: Entries, rows: Rows, lookup: Lookup, before: Cache, after: Cache,
+    chunk: PyTree[Array],
+) -> Entries:  # fmt: skip
     """The queries of a chunk, at `rows`, with the cached keys and values in place of their own."""
     first, last, slots = rows.position[0], rows.position[-1], slots_of(after)
     # The keys that a chunk sees span back + len(chunk) - 1 positions.
@@ -125,7 +133,7 @@ def with_cache(
 # Steps that a cache cannot answer
 
 
-def answerable(lookup: Lookup, cache: Cache, positions: Array) -> Any:
+def answerable(lookup: Lookup, cache: Cache, positions: Int[Array, "T"]) -> Bool[Array, ""]:
     """Whether a cache can answer a chunk at these positions (T,): a boolean, () where traced.
 
     Raises CompositionError where positions and cache are known and the answer is no.
@@ -137,7 +145,7 @@ def answerable(lookup: Lookup, cache: Cache, positions: Array) -> Any:
     back, ahead = lookback(lookup)
     overflows = may_overflow(lookup, cache)
     limit = horizon(lookup) if overflows else slots
-    conditions: list[tuple[Any, Callable[[], str]]] = [
+    conditions: list[Condition] = [
         (last < limit, lambda: f"position {last} is past the capacity of {limit} positions"),
         (
             (known == first + np.arange(len(known))).all(),
@@ -166,7 +174,7 @@ def answerable(lookup: Lookup, cache: Cache, positions: Array) -> Any:
     return all_hold(conditions)
 
 
-def all_hold(conditions: list[tuple[Any, Callable[[], str]]]) -> Any:
+def all_hold(conditions: list[Condition]) -> Bool[Array, ""]:
     """Whether all conditions hold; raises the text of the first that is known not to."""
     for holds, text in conditions:
         if not isinstance(holds, Tracer) and not holds:
@@ -174,7 +182,7 @@ def all_hold(conditions: list[tuple[Any, Callable[[], str]]]) -> Any:
     return jnp.all(jnp.stack([jnp.asarray(holds) for holds, _ in conditions]))
 
 
-def nan_unless(sound: Any, y: Any) -> Any:
+def nan_unless(sound: Array, y: Tree) -> Tree:
     """y where `sound` is true; NaN in place of its floats elsewhere, for traced code cannot
     raise."""
 

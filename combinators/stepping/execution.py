@@ -7,11 +7,13 @@ twice, and no model says anything of stepping.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import PyTree
 
 from ..branches import Join
 from ..core.apply import Apply
@@ -19,12 +21,14 @@ from ..core.context import Context
 from ..core.declare import Declare
 from ..core.dependence import unmapped
 from ..core.errors import CompositionError
-from ..core.execution import Name, Run, put, select
+from ..core.execution import Mappable, Name, Repeated, Run, Step, put, select
 from ..core.leaf import Leaf
 from ..core.lookup import Lookup
 from ..core.marks import Marks, Rows
+from ..core.parameter import Declarations
 from ..core.records import Entries
 from ..core.term import Term
+from ..core.types import Outputs, Params, Value
 from ..mask import mask
 from ..project import Project
 from ..streaming.recognize import Streamed
@@ -37,19 +41,22 @@ from .rowwise import check_leaf, check_promise
 __all__ = ["Plan", "Starting", "Stepped", "Stepping", "reads_once"]
 
 
+Tree = TypeVar("Tree")
+
+
 class Plan(NamedTuple):
     """The arguments of `stepwise` and `start` that decide the size and the type of the cache."""
 
     capacity: int
     rewind: int
-    dtype: Any
+    dtype: DTypeLike | None
     one_by_one: int | None
 
 
 class Stepped(Declare):
     """Declares a term, and refuses a primitive that cannot run step by step."""
 
-    def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
+    def leaf(self, term: Leaf, x: Value, context: Context) -> Value:
         if "positions" not in context:
             return super().leaf(term, x, context)
         check_leaf(term, x, context)
@@ -66,33 +73,33 @@ class Starting(Apply):
     """
 
     plan: Plan
-    state: Any = None
+    state: PyTree[Array] = None
     # In the tree of the state, a lookup's cache lies under the key "memory".
 
     @classmethod
-    def of(cls, **given: Any) -> Callable[[Any, Any], Self]:
+    def of(cls, **given: Any) -> Callable[[Params, Declarations], Self]:
         """An execution as `call` takes it: a function of parameters and their declarations."""
 
-        def run(params: Any, declared: Any) -> Self:
+        def run(params: Params, declared: Declarations) -> Self:
             made = cls(params, declared)
             vars(made).update(given)
             return made
 
         return run
 
-    def at(self, params: Any, declared: Any, place: tuple | None = None) -> Self:
+    def at(self, params: Params, declared: Declarations, place: tuple | None = None) -> Self:
         run = super().at(params, declared, place)
         run.plan, run.state = self.plan, self.state
         return run
 
-    def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
+    def leaf(self, term: Leaf, x: Value, context: Context) -> Value:
         y = super().leaf(term, x, context)
         # Nothing has to be zeroed: cached values are finite, and a hidden NaN key reaches hidden
         # scores alone. An array indexes cached rows, a Range those of a plain call.
         cached = isinstance(term, mask) and isinstance(x.marks.key.index, Array)
         return y.replace(active_keys=None, active_queries=None) if cached else y
 
-    def part(self, form: Any, index: int, x: Any, context: Context) -> Any:
+    def part(self, form: Any, index: int, x: Value, context: Context) -> Value:
         if reads_once(form, index, context.scope.made_inside):
             return self.read_part(form, index, x, context)
         y = super().part(form, index, x, context)
@@ -103,7 +110,7 @@ class Starting(Apply):
             )
         return y
 
-    def read_part(self, form: Term, index: int, x: Any, context: Context) -> Any:
+    def read_part(self, form: Term, index: int, x: Value, context: Context) -> Value:
         """Keys or values made of the context alone: computed by `start`, and kept in the state."""
         y = super().part(form, index, x, context)
         # An array of shape (0,) takes no memory and records the type, which `dtype` may change.
@@ -111,13 +118,11 @@ class Starting(Apply):
         self.keep(form.names[index], kept)
         return y
 
-    def keep(self, name: Name, state: dict[str, Any]) -> None:
+    def keep(self, name: Name, state: dict[str, PyTree[Array]]) -> None:
         """Leave the new state of the part under `name` in the outputs."""
         self.outputs = put(self.outputs, single(name), state)
 
-    def lookup(
-        self, form: Any, lookup: Lookup, x: Any, context: Context, step: Callable[[int, Any], Any]
-    ) -> Any:
+    def lookup(self, form: Any, lookup: Lookup, x: Value, context: Context, step: Step) -> Value:
         positions = context.get("positions")
         if positions is None or not isinstance(x, Entries):
             return super().lookup(form, lookup, x, context, step)
@@ -145,18 +150,18 @@ class Starting(Apply):
         y = super().lookup(form, lookup, asked, context, step)
         return self.checked(lambda: answerable(lookup, before, positions), y)
 
-    def linear(self, name: Name, stream: Streamed, x: Entries, context: Context) -> Any:
+    def linear(self, name: Name, stream: Streamed, x: Entries, context: Context) -> Array:
         """A lookup whose cache is the running state of linear attention."""
         before: LinearCache = self.cache(name, lambda: linear_cache.empty_state(stream, x, context))
         self.keep(name, {"memory": linear_cache.updated(stream, before, x, context)})
         y = linear_cache.answer(stream, self, before, x, context)
         return self.checked(lambda: linear_cache.continues(before, x.marks.query.position), y)
 
-    def cache(self, name: Name, new: Callable[[], Any]) -> Any:
+    def cache(self, name: Name, new: Callable[[], Cache]) -> Cache:
         """The cache before this chunk: here `new()`."""
         return new()
 
-    def new_cache(self, lookup: Lookup, chunk: Any) -> Cache:
+    def new_cache(self, lookup: Lookup, chunk: PyTree[Array]) -> Cache:
         """An empty cache of min(capacity, lookback + rewind) slots."""
         back, ahead = lookback(lookup)
         if ahead and not can_step(lookup, self.plan.capacity, self.plan.one_by_one):
@@ -165,7 +170,7 @@ class Starting(Apply):
         slots = slots if back is None else min(slots, back + self.plan.rewind)
         return empty_cache(slots, floats_as(self.plan.dtype, chunk))
 
-    def checked(self, holds: Callable[[], Any], y: Any) -> Any:
+    def checked(self, holds: Callable[[], Array], y: Tree) -> Tree:
         """The answer y, if the cache can give it; `start` discards y, so nothing is checked."""
         return y
 
@@ -173,7 +178,7 @@ class Starting(Apply):
         """Note which arrays of the state no mapped argument reaches: the state holds them once."""
         self.unmapped = unmapped(lambda *moved: one(*moved)[1], arguments, axes)
 
-    def regain(self, kept: Any, name: str | None, size: int) -> dict[str, Any]:
+    def regain(self, kept: PyTree[Array], name: str | None, size: int) -> Outputs:
         if name is None:
             return kept
         return jax.tree.map(lambda leaf, once: leaf[:1] if once else leaf, kept, self.unmapped)
@@ -192,7 +197,9 @@ class Stepping(Starting):
         run.state = select(self.state, key)
         return run
 
-    def scan(self, form: Any, period: Callable, x: Any, layers: Any) -> tuple[Any, Any]:
+    def scan(
+        self, form: Repeated, period: Callable, x: Value, layers: PyTree[Array]
+    ) -> tuple[Value, Outputs]:
         def one(carry, layer):
             x, state = carry
             number, stacked = layer
@@ -208,14 +215,14 @@ class Stepping(Starting):
         carry, _ = jax.lax.scan(form.remat(one), (x, self.state), layers, length=form.periods)
         return carry
 
-    def copies(self, name: str | None) -> tuple[Any, Any, Callable[[Any], Run]]:
+    def copies(self, name: str | None) -> Mappable:
         params, axes, resume = super().copies(name)
         # An array that all heads share has an axis of length 1: vmap hands it to each of them.
         once = jax.tree.map(lambda leaf: name is not None and len(leaf) == 1, self.state)
         state = jax.tree.map(lambda leaf, shared: leaf[0] if shared else leaf, self.state, once)
         state_axes = jax.tree.map(lambda shared: None if shared else 0, once)
 
-        def resumed(arguments: Any) -> Run:
+        def resumed(arguments: PyTree[Array]) -> Run:
             run: Any = resume(arguments[0])
             run.state = arguments[1]
             return run
@@ -225,15 +232,15 @@ class Stepping(Starting):
     def look(self, one: Callable, arguments: tuple, axes: tuple) -> None:
         self.unmapped = jax.tree.map(lambda leaf: len(leaf) == 1, self.state)
 
-    def read_part(self, form: Term, index: int, x: Any, context: Context) -> Any:
+    def read_part(self, form: Term, index: int, x: Value, context: Context) -> Value:
         kept = dict(select(self.state, single(form.names[index])))
         self.keep(form.names[index], kept)
         return kept["read"].astype(kept["type"].dtype)
 
-    def cache(self, name: Name, new: Callable[[], Any]) -> Any:
+    def cache(self, name: Name, new: Callable[[], Cache]) -> Cache:
         return select(self.state, single(name))["memory"]
 
-    def checked(self, holds: Callable[[], Any], y: Any) -> Any:
+    def checked(self, holds: Callable[[], Array], y: Tree) -> Tree:
         """y, or an error; NaN where positions are traced and no error can be raised."""
         return nan_unless(holds(), y)
 
@@ -249,7 +256,7 @@ def single(name: Name) -> str:
     return name if isinstance(name, str) else next(iter(name.values()))
 
 
-def row_metadata(lookup: Lookup, context: Context, count: int) -> dict[str, Any]:
+def row_metadata(lookup: Lookup, context: Context, count: int) -> dict[str, PyTree[Array]]:
     """{"facts": {name: (count, …)}}: the row metadata that stages read of keys, such as segments;
     {} without any. A single number for all rows is read anew at every step."""
     marked: Any = subterms(stages(lookup), lambda stage: hasattr(stage, "facts"))
@@ -263,7 +270,7 @@ def row_metadata(lookup: Lookup, context: Context, count: int) -> dict[str, Any]
     return {"facts": rows} if rows else {}
 
 
-def floats_as(dtype: Any, tree: Any) -> Any:
+def floats_as(dtype: DTypeLike | None, tree: Tree) -> Tree:
     """The tree with its float arrays in `dtype`, if one is given."""
 
     def one(leaf: Array) -> Array:

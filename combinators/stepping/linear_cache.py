@@ -15,7 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
+from jaxtyping import Bool, Float, Int
 
+from ..core.apply import Apply
 from ..core.context import Context
 from ..core.dtypes import counts_as
 from ..core.lookup import Lookup
@@ -33,7 +35,7 @@ __all__ = ["LinearCache", "answer", "continues", "empty_state", "linear_stream",
 BLOCK = 128
 """A longer chunk runs in tiles of BLOCK queries and BLOCK keys, a shorter one as one table."""
 
-LinearCache = dict[str, Any]
+LinearCache = dict[str, Array]
 """`denominator` (d,), `numerator` (d, e), and `length`, the next position."""
 
 
@@ -65,7 +67,9 @@ def updated(stream: Streamed, cache: LinearCache, x: Entries, context: Context) 
     return jax.tree.map(jnp.add, cache, state_of(stream, x, context))
 
 
-def answer(stream: Any, run: Any, cache: LinearCache, x: Entries, context: Context) -> Array:
+def answer(
+    stream: Any, run: Apply, cache: LinearCache, x: Entries, context: Context
+) -> Float[Array, "T e"]:
     """What the queries of a chunk gather, (T, e), from the keys before the chunk and its own."""
     query = feature_map(stream.features, context)(x.query)
     denominator, numerator = linear_attention.ask(query, cache["denominator"], cache["numerator"])
@@ -79,7 +83,7 @@ def answer(stream: Any, run: Any, cache: LinearCache, x: Entries, context: Conte
     return finished(stream, merge(stream.how, own, earlier), counts_as(x.value))
 
 
-def continues(cache: LinearCache, positions: Array) -> Any:
+def continues(cache: LinearCache, positions: Int[Array, "T"]) -> Bool[Array, ""]:
     """Whether a chunk begins at the next position: a running state cannot rewind."""
     known = positions if isinstance(positions, Tracer) else np.asarray(positions)
     first, length = known[0], cache["length"]

@@ -9,9 +9,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator
 from functools import cache, reduce
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from jax import Array
 
 from ..arithmetic import Pointwise
 from ..compose import Compose
@@ -20,6 +21,7 @@ from ..core.marks import Rows
 from ..core.records import Scores
 from ..core.term import Term
 from ..intervals.span import Span
+from ..intervals.three_valued import Truths
 from ..mask import mask
 from ..project import slots
 from ..union import sink
@@ -43,7 +45,7 @@ class Lookback(NamedTuple):
     ahead: bool
 
 
-def span_rows(positions: Any, base: int = 0) -> Rows:
+def span_rows(positions: np.ndarray | Array, base: int = 0) -> Rows:
     """Rows at known positions (T, 1) or (1, S); with a base, only their distances are known."""
     span = Span.point(positions.astype(np.int32)[..., None, None], base)
     return Rows(span, span)
@@ -52,12 +54,12 @@ def span_rows(positions: Any, base: int = 0) -> Rows:
 # The keys that a query may see
 
 
-def sees(lookup: Lookup, query: Rows, key: Rows) -> Any:
+def sees(lookup: Lookup, query: Rows, key: Rows) -> Truths:
     """Where a query may see a key of the sequence, (T, S), as far as positions decide it."""
     return reduce(operator.and_, (seen_after(stage, query, key) for stage in stages(lookup)))
 
 
-def seen_after(stage: Term, query: Rows, key: Rows) -> Any:
+def seen_after(stage: Term, query: Rows, key: Rows) -> Truths:
     """Where a query may see a key of the sequence after one stage."""
     if isinstance(stage, mask):
         return stage.predicate.ask(query, key).some

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 
 from ..core.context import Context
 from ..core.errors import CompositionError, TermError
@@ -23,6 +23,7 @@ from ..core.leaf import Leaf, blaming, parameters_of
 from ..core.parameter import map_declared
 from ..core.records import Weights
 from ..core.source import PACKAGE
+from ..core.types import Value
 from ..dropout import dropout
 from ..primitives import pointwise
 
@@ -35,7 +36,7 @@ LARGEST = 2**24
 """A primitive with more numbers to learn is believed: drawing them would take longer than that."""
 
 
-def check_leaf(term: Leaf, x: Any, context: Context) -> None:
+def check_leaf(term: Leaf, x: Value, context: Context) -> None:
     """Refuse a primitive that may look at other rows, or numbers them from 0."""
     if not term.rowwise:
         raise CompositionError(
@@ -50,7 +51,7 @@ def check_leaf(term: Leaf, x: Any, context: Context) -> None:
         )
 
 
-def check_promise(term: Leaf, x: Any, context: Context) -> None:
+def check_promise(term: Leaf, x: Value, context: Context) -> None:
     """Refuse a primitive that looks at other rows though it says that it does not."""
     if tried(term, x, context) and mixes_rows(term, x.shape[1:], x.dtype, jnp.result_type(float)):
         raise CompositionError(
@@ -60,12 +61,12 @@ def check_promise(term: Leaf, x: Any, context: Context) -> None:
         )
 
 
-def numbered(x: Any) -> bool:
+def numbered(x: Value) -> bool:
     """Whether dropout knows the place of each number in the whole."""
     return x.marks is not None if isinstance(x, Weights) else x.ndim == 2
 
 
-def tried(term: Leaf, x: Any, context: Context) -> bool:
+def tried(term: Leaf, x: Value, context: Context) -> bool:
     """Whether a primitive is a user's, and takes an array of numbers, a row for each position.
 
     One that reads context or draws is believed: neither context nor keys are made up for it.
@@ -83,7 +84,7 @@ def tried(term: Leaf, x: Any, context: Context) -> bool:
 
 
 @lru_cache(maxsize=512)
-def mixes_rows(term: Leaf, shape: tuple[int, ...], dtype: Any, float_type: Any) -> bool:
+def mixes_rows(term: Leaf, shape: tuple[int, ...], dtype: DTypeLike, float_type: DTypeLike) -> bool:
     """Whether a chunk of rows, each of this shape, gives other numbers than its rows one by one,
     or only runs on some other number of rows.
 
@@ -124,11 +125,11 @@ def mixes_rows(term: Leaf, shape: tuple[int, ...], dtype: Any, float_type: Any) 
     return not all(map(same, chunk, zip(*rows, strict=True)))
 
 
-def near_one(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+def near_one(key: Array, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
     return jax.random.uniform(key, shape, dtype, 0.5, 1.5)
 
 
-def drawn(key: Array, like: Any, draw: Callable[..., Array]) -> Array:
+def drawn(key: Array, like: jax.ShapeDtypeStruct, draw: Callable[..., Array]) -> Array:
     """Numbers of a shape and type: floats as `draw` gives them, integers and booleans 0 or 1."""
     if jnp.issubdtype(like.dtype, jnp.floating):
         return draw(key, like.shape, jnp.float32).astype(like.dtype)

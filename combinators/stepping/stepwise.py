@@ -11,12 +11,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Int, PyTree
 
 from ..compose import Compose
 from ..core.apply import call
@@ -27,13 +28,15 @@ from ..core.dtypes import row_numbers
 from ..core.errors import CompositionError, ContextError, ParameterError
 from ..core.kinds import show, spec
 from ..core.term import Term
+from ..core.types import Params, Value
 from ..repeat import Each
 from ..wrappers import Given, Wrapper
 from .execution import Plan, Starting, Stepped, Stepping, reads_once
 
 __all__ = ["Stepwise", "stepwise"]
 
-State = dict[str, Any]
+State = dict[str, PyTree[Array]]
+"""`position`: the next one. `memory`: the caches. `given`: what `start` read, as shapes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,10 +45,10 @@ class Starter:
 
     term: Term
     rewind: int = 0
-    dtype: Any = None
+    dtype: DTypeLike | None = None
     one_by_one: int | None = None
 
-    def __call__(self, params: Any, x: Any, /, capacity: int, **context: Any) -> State:
+    def __call__(self, params: Params, x: Value, /, capacity: int, **context: Value) -> State:
         at_least(1, "start", capacity=capacity)
         plan = Plan(capacity, self.rewind, self.dtype, self.one_by_one)
         given = {name: v for name, v in context.items() if name != "rng" and v is not None}
@@ -61,7 +64,9 @@ class Starter:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def started(term: Term, plan: Plan, params: Any, x: Any, context: dict[str, Any]) -> Any:
+def started(
+    term: Term, plan: Plan, params: Params, x: Value, context: dict[str, Value]
+) -> PyTree[Array]:
     """The state before the first chunk: empty caches, and keys and values read from context."""
     context = {"positions": positions_from(term, x, 0), **context}
     _, outputs = call(term, params, x, context, Starting.of(plan=plan), Stepped)
@@ -81,9 +86,9 @@ class Stepper:
     __signature__ = OwnNames()
 
     def __call__(
-        self, params: Any, state: State, x: Any, /, *, positions: ArrayLike | None = None,
-        **context: Any,
-    ) -> tuple[State, Any]:  # fmt: skip
+        self, params: Params, state: State, x: Value, /, *, positions: ArrayLike | None = None,
+        **context: Value,
+    ) -> tuple[State, Value]:  # fmt: skip
         if not isinstance(state, Mapping) or "given" not in state:
             raise ParameterError(
                 "step takes parameters, then the state that start or the last step gave, and then "
@@ -108,7 +113,7 @@ class Stepper:
         return {**state, "position": position, "memory": caches}, y
 
 
-def positions_from(term: Term, x: Any, first: Any) -> Array:
+def positions_from(term: Term, x: Value, first: int | Array) -> Int[Array, "*T"]:
     """The positions first, first + 1, … of the rows of x, repeated along axes that `each` maps."""
     shapes = [leaf.shape for leaf in jax.tree.leaves(spec(x))]
     while isinstance(term, Wrapper) and not isinstance(term, Each):
@@ -156,12 +161,12 @@ class Stepwise(NamedTuple):
     start: Starter
     step: Stepper
 
-    def __call__(self, *args: Any, **context: Any) -> Any:
+    def __call__(self, *args: object, **context: object) -> NoReturn:
         raise CompositionError("stepwise gives two functions: start, step = stepwise(term)")
 
 
 def stepwise(
-    term: Term, *, rewind: int = 0, dtype: Any = None, one_by_one: int | None = None
+    term: Term, *, rewind: int = 0, dtype: DTypeLike | None = None, one_by_one: int | None = None
 ) -> Stepwise:
     """A pair of pure functions that run a term chunk by chunk, so that the steps equal the whole:
 

@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.core import Tracer
+from jaxtyping import Int32
 
 from ..core.kinds import fits
 from ..core.marks import Marks, Range, Rows
+from ..core.types import Value
 from ..intervals.span import Span, is_whole, larger, smaller
 from ..logic import Predicate
 
 __all__ = [
-    "along_sides", "at", "at_each", "blocks_of", "bounds", "is_traced", "samples", "some",
+    "Sides", "along_sides", "at", "at_each", "blocks_of", "bounds", "is_traced", "samples", "some",
     "with_facts",
 ]  # fmt: skip
 
@@ -29,7 +32,11 @@ MAX_FACT_SIZE = 256
 """Numbers per row of a fact beyond which the fact is not bounded."""
 
 
-def with_facts(marks: Marks, seen: Predicate, context: Mapping[str, Any]) -> Marks:
+Sides: TypeAlias = tuple[Rows, Rows]
+"""Queries and keys whose metadata is laid along its side of a table; see `along_sides`."""
+
+
+def with_facts(marks: Marks, seen: Predicate, context: Mapping[str, Value]) -> Marks:
     """Marks with the facts that a predicate reads from the context.
 
     A fact has one entry per row, or is one number or a table (T, S). Other shapes are left out:
@@ -56,12 +63,12 @@ def with_facts(marks: Marks, seen: Predicate, context: Mapping[str, Any]) -> Mar
     return Marks(facts(marks.query, seen.rows[0]), facts(marks.key, seen.rows[1]))
 
 
-def is_traced(value: Any) -> bool:
+def is_traced(value: object) -> bool:
     """Whether the numbers of an array cannot be read now, in this process."""
     return isinstance(value, Tracer) or not getattr(value, "is_fully_addressable", True)
 
 
-def along_sides(marks: Marks, tables: tuple[str, ...]) -> tuple[Rows, Rows]:
+def along_sides(marks: Marks, tables: tuple[str, ...]) -> Sides:
     """The arrays of marks with an axis for each side: (T, 1, *shape), (1, S, *shape) or (T, S).
 
     Arrays known at trace time are NumPy's.
@@ -86,15 +93,15 @@ def along_sides(marks: Marks, tables: tuple[str, ...]) -> tuple[Rows, Rows]:
     return side(marks.query, 0), side(marks.key, 1)
 
 
-def is_bounded(value: Any) -> bool:
+def is_bounded(value: Array | np.ndarray) -> bool:
     """Whether bounds are taken of an array: integers or booleans, and few per row."""
     return is_whole(value.dtype) and math.prod(value.shape[2:]) <= MAX_FACT_SIZE
 
 
-def bounds(whole: Any, block: tuple[int, int]) -> Any:
+def bounds(whole: Sides, block: tuple[int, int]) -> Sides:
     """The least and the largest number of each block, as spans of shape (n, m, *shape)."""
 
-    def bound(value: Any) -> Any:
+    def bound(value: Array | np.ndarray) -> Span | jax.ShapeDtypeStruct:
         if not is_bounded(value):
             return jax.ShapeDtypeStruct(value.shape[2:], value.dtype)
         low = high = value
@@ -106,7 +113,7 @@ def bounds(whole: Any, block: tuple[int, int]) -> Any:
     return jax.tree.map(bound, whole)
 
 
-def by_block(value: Any, size: int, axis: int, fold: Any) -> Any:
+def by_block(value: Array | np.ndarray, size: int, axis: int, fold: Callable) -> Array | np.ndarray:
     """The fold of every block of an axis: (…, n, …) to (…, ⌈n / size⌉, …)."""
     if isinstance(value, np.ndarray):
         ufunc = np.minimum if fold is smaller else np.maximum
@@ -117,7 +124,7 @@ def by_block(value: Any, size: int, axis: int, fold: Any) -> Any:
     return (jnp.min if fold is smaller else jnp.max)(padded.reshape(shape), axis + 1)
 
 
-def some(ends: Any, step: slice) -> Any:
+def some(ends: Sides, step: slice) -> Sides:
     """The spans of the rows of blocks in a slice."""
 
     def cut(span: Any) -> Any:
@@ -128,10 +135,10 @@ def some(ends: Any, step: slice) -> Any:
     return jax.tree.map(cut, ends)
 
 
-def at(whole: Any, rows: Any, columns: Any) -> Any:
+def at(whole: Sides, rows: np.ndarray, columns: np.ndarray) -> Sides:
     """The marks of single pairs, as spans of one number each."""
 
-    def take(value: Any) -> Any:
+    def take(value: Array | np.ndarray) -> Span | jax.ShapeDtypeStruct:
         if not is_bounded(value):
             return jax.ShapeDtypeStruct(value.shape[2:], value.dtype)
         row, column = (
@@ -143,7 +150,9 @@ def at(whole: Any, rows: Any, columns: Any) -> Any:
     return jax.tree.map(take, whole)
 
 
-def at_each(whole: Any, rows: np.ndarray, columns: np.ndarray) -> Any:
+def at_each(
+    whole: Sides, rows: Int32[np.ndarray, "n a"], columns: Int32[np.ndarray, "n b"]
+) -> Sides:
     """The marks of a × b pairs in each of n blocks, (n a, b), from rows (n, a), columns (n, b)."""
     return at(whole, rows.reshape(-1, 1), columns.repeat(rows.shape[1], 0))
 

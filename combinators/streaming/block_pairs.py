@@ -9,18 +9,19 @@ from __future__ import annotations
 import dataclasses
 import math
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jaxtyping import Bool, Integer
 
 from ..core.marks import Marks, Range, Rows, Slice
 from ..intervals.span import namespace
 from ..logic import Predicate
 from ..mask import mask
-from .block_bounds import at, at_each, blocks_of, samples
-from .grid import ALL, NONE, SOME
+from .block_bounds import Sides, at, at_each, blocks_of, samples
+from .grid import ALL, NONE, SOME, Number
 
 __all__ = ["corners_differ", "decided", "settled", "tile_of"]
 
@@ -42,7 +43,9 @@ class Limits:
 LIMITS = Limits(compiled=2**28, eager=2**22, at_once=2**19)
 
 
-def corners_differ(seen: Predicate, whole: Any, block: tuple[int, int], marks: Marks) -> Any:
+def corners_differ(
+    seen: Predicate, whole: Sides, block: tuple[int, int], marks: Marks
+) -> Bool[Array, "n m"] | Bool[np.ndarray, "n m"]:
     """Whether a block has a visible corner and a hidden corner, for every block."""
     lengths = marks.query.length, marks.key.length
     numbers = map(np.arange, blocks_of(marks, block))
@@ -61,8 +64,9 @@ def corners_differ(seen: Predicate, whole: Any, block: tuple[int, int], marks: M
 
 
 def decided(
-    seen: Predicate, whole: Any, block: tuple[int, int], marks: Marks, parts: Any, sound: bool
-) -> np.ndarray:
+    seen: Predicate, whole: Sides, block: tuple[int, int], marks: Marks,
+    parts: Integer[np.ndarray, "n m"], sound: bool,
+) -> Bool[np.ndarray, "n m"]:  # fmt: skip
     """Decide blocks with SOME by their pairs: write `parts`, return which stay undecided.
 
     A growing choice of pairs is evaluated first. Mostly a few pairs show that a block holds both
@@ -94,8 +98,9 @@ def decided(
 
 
 def evaluated(
-    seen: Predicate, whole: Any, block: tuple[int, int], marks: Marks, blocks: Any, chosen: Any
-) -> tuple[np.ndarray, ...]:
+    seen: Predicate, whole: Sides, block: tuple[int, int], marks: Marks,
+    blocks: Integer[np.ndarray, "n 2"], chosen: tuple[np.ndarray, np.ndarray],
+) -> tuple[np.ndarray, ...]:  # fmt: skip
     """For each block three booleans about the chosen pairs.
 
     Some pair is visible; some pair is hidden; every pair is known to be one or the other.
@@ -125,11 +130,14 @@ def patterns(block: tuple[int, int]) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 @partial(jax.jit, static_argnames=("stage", "block"))
-def settled(stage: mask, block: tuple[int, int], marks: Marks, parts: Any, undecided: Any) -> Any:
+def settled(
+    stage: mask, block: tuple[int, int], marks: Marks,
+    parts: Integer[Array, "n m"], undecided: Bool[Array, "n m"],
+) -> Integer[Array, "n m"]:  # fmt: skip
     """The parts of all blocks, after a loop at run time over those that are undecided."""
     columns, order = parts.shape[1], jnp.argsort(~jnp.ravel(undecided), stable=True)
 
-    def settle(number: Any, parts: Any) -> Any:
+    def settle(number: Number, parts: Array) -> Array:
         index = jax.lax.div(order[number], columns), jax.lax.rem(order[number], columns)
         part = part_of(stage, block, marks, index)
         return jax.lax.dynamic_update_slice(parts, part[None, None], index)
@@ -138,12 +146,16 @@ def settled(stage: mask, block: tuple[int, int], marks: Marks, parts: Any, undec
 
 
 @partial(jax.jit, static_argnames=("stage", "block"))
-def parts_at(stage: mask, block: tuple[int, int], marks: Marks, indices: Any) -> Any:
+def parts_at(
+    stage: mask, block: tuple[int, int], marks: Marks, indices: Integer[Array, "n 2"]
+) -> Integer[Array, "n"]:
     """The parts of n blocks, (n,), from their rows and columns, (n, 2)."""
     return jax.lax.map(partial(part_of, stage, block, marks), indices)
 
 
-def part_of(stage: mask, block: tuple[int, int], marks: Marks, index: Any) -> Any:
+def part_of(
+    stage: mask, block: tuple[int, int], marks: Marks, index: Array | tuple[Number, Number]
+) -> Integer[Array, ""]:
     """NONE, SOME or ALL for one block, from the mask of all its pairs."""
     (query, rows), (key, columns) = (
         cut(side, index[axis], block[axis]) for axis, side in enumerate((marks.query, marks.key))
@@ -159,7 +171,7 @@ def part_of(stage: mask, block: tuple[int, int], marks: Marks, index: Any) -> An
     return jnp.where(full, ALL, jnp.where(visible > 0, SOME, NONE)).astype(jnp.int8)
 
 
-def cut(rows: Rows, number: Any, size: int) -> tuple[Rows, Any]:
+def cut(rows: Rows, number: Number, size: int) -> tuple[Rows, Bool[Array, "size"] | None]:
     """The rows of a block, and which of them are its own (None for all).
 
     All blocks have `size` rows. An incomplete last block starts earlier, so it shares its first
@@ -171,14 +183,14 @@ def cut(rows: Rows, number: Any, size: int) -> tuple[Rows, Any]:
         start = jnp.minimum(first, rows.length - size)
         own = start + np.arange(size, dtype=np.int32) >= first
 
-    def one(leaf: Any) -> Any:
+    def one(leaf: Array) -> Array:
         uncut = leaf.shape[:1] != (rows.length,)
         return leaf if uncut else jax.lax.dynamic_slice_in_dim(leaf, start, size)
 
     return tile_of(jax.tree.map(one, rows), start, size), own
 
 
-def tile_of(rows: Rows, start: Any, length: int) -> Rows:
+def tile_of(rows: Rows, start: Number, length: int) -> Rows:
     """The rows of a tile: a Range becomes a Slice from `start` on, arrays are cut already."""
     move = lambda x: Slice(x.start + start, length) if isinstance(x, Range) else x  # noqa: E731
     return dataclasses.replace(rows, position=move(rows.position), index=move(rows.index))

@@ -17,27 +17,36 @@ import functools
 import math
 import operator
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Integer
 
 from ..core.marks import Marks, Range, Rows
 from ..core.mesh import compiler_divides, explicit_array
+from ..core.types import Value
 from ..intervals.program import Program
 from ..intervals.span import namespace
 from ..intervals.three_valued import Maybe
 from ..logic import Predicate
 from ..mask import mask
-from .block_bounds import along_sides, blocks_of, bounds, is_traced, some, with_facts
+from .block_bounds import Sides, along_sides, blocks_of, bounds, is_traced, some, with_facts
 from .block_pairs import corners_differ, decided, settled
-from .grid import ALL, NONE, SOME
+from .grid import ALL, NONE, SOME, Parts
 
 __all__ = ["Plan", "plan", "survey"]
 
 BLOCKS_AT_ONCE = 2**18
 """The most blocks whose bounds are held in memory at a time."""
+
+
+Ranges: TypeAlias = tuple[tuple[Range, Range], ...]
+"""Position and index of the queries, then of the keys."""
+
+Surveyed: TypeAlias = tuple[Integer[np.ndarray, "n m"], Bool[np.ndarray, "n m"]]
+"""The parts of all blocks, and which blocks stay undecided."""
 
 
 class Plan(NamedTuple):
@@ -46,13 +55,13 @@ class Plan(NamedTuple):
     `undecided` is True if blocks with SOME may turn out to be NONE or ALL.
     """
 
-    parts: Any
+    parts: Parts
     undecided: bool = False
 
 
 def plan(
-    masks: Iterable[mask], marks: Marks, context: Mapping[str, Any], block: tuple[int, int]
-) -> Any:
+    masks: Iterable[mask], marks: Marks, context: Mapping[str, Value], block: tuple[int, int]
+) -> Parts:
     """The parts of `survey`: NONE, SOME or ALL for every block."""
     return survey(masks, marks, context, block).parts
 
@@ -60,7 +69,7 @@ def plan(
 def survey(
     masks: Iterable[mask],
     marks: Marks,
-    context: Mapping[str, Any],
+    context: Mapping[str, Value],
     block: tuple[int, int],
     affordable: float = math.inf,
 ) -> Plan:
@@ -80,7 +89,7 @@ def survey(
         return survey_of(seen, marks, block, affordable)
     undecided = []
 
-    def parts(marks: Marks) -> Any:
+    def parts(marks: Marks) -> Parts:
         found = survey_of(seen, marks, block, affordable)
         undecided.append(found.undecided)
         return found.parts
@@ -116,7 +125,9 @@ def survey_of(seen: Predicate, marks: Marks, block: tuple[int, int], affordable:
 
 
 @functools.lru_cache(64)
-def surveyed_once(seen: Predicate, block: tuple[int, int], numbered: Any, wide: bool) -> Any:
+def surveyed_once(
+    seen: Predicate, block: tuple[int, int], numbered: Ranges, wide: bool
+) -> Surveyed:
     """`surveyed` for marks that are ranges: they are hashable, so the plan is cached."""
     query, key = (Rows(*sides) for sides in numbered)
     arrays = surveyed(seen, block, Marks(query, key), True)
@@ -125,14 +136,14 @@ def surveyed_once(seen: Predicate, block: tuple[int, int], numbered: Any, wide: 
     return arrays
 
 
-def ranges(marks: Marks) -> Any:
+def ranges(marks: Marks) -> Ranges | None:
     """Positions and indices of queries and keys, if they are ranges and there are no facts."""
     sides = tuple((rows.position, rows.index) for rows in (marks.query, marks.key))
     known = all(isinstance(x, Range) for side in sides for x in side)
     return sides if known and not (marks.query.facts or marks.key.facts) else None
 
 
-def surveyed(seen: Predicate, block: tuple[int, int], marks: Marks, sound: bool) -> Any:
+def surveyed(seen: Predicate, block: tuple[int, int], marks: Marks, sound: bool) -> Surveyed:
     """The parts of all blocks for marks known at trace time, and which of them stay undecided.
 
     `sound` is True if the predicate can be traced, so that all pairs can be evaluated.
@@ -146,14 +157,14 @@ def surveyed(seen: Predicate, block: tuple[int, int], marks: Marks, sound: bool)
     return parts, decided(seen, whole, block, marks, parts, sound)
 
 
-def parts_of(seen: Maybe, counts: tuple[int, int]) -> Any:
+def parts_of(seen: Maybe, counts: tuple[int, int]) -> Parts:
     """NONE, SOME or ALL from what a predicate says of blocks."""
     xp = namespace(seen.some, seen.every)
     parts = xp.where(seen.every, np.int8(ALL), xp.where(seen.some, np.int8(SOME), np.int8(NONE)))
     return xp.broadcast_to(parts, counts)
 
 
-def program_of(seen: Predicate, whole: Any) -> Program | None:
+def program_of(seen: Predicate, whole: Sides) -> Program | None:
     """The program of a predicate for one pair; None if it cannot be traced."""
     try:
         return Program(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,10 +16,11 @@ import jax
 from ..core.apply import Apply
 from ..core.context import Context, Execution
 from ..core.errors import CompositionError
-from ..core.execution import Run
+from ..core.execution import Form, Run
 from ..core.kinds import symbolic
 from ..core.lookup import Lookup, inner
 from ..core.records import Entries
+from ..core.types import Value
 from ..project import Project, slots
 from ..union import Union
 from .grid import Grid
@@ -113,7 +115,7 @@ class Question:
     keys: int
 
 
-def question(stream: Streamed, run: Run, x: Any, context: Context) -> Question | None:
+def question(stream: Streamed, run: Run, x: Value, context: Context) -> Question | None:
     """The question of a stream; None if every dictionary gives a table of scores."""
     if isinstance(x, Entries):
         return Question(x, stream.first.tiled if stream.first else (), x.key.shape[0])
@@ -126,13 +128,13 @@ def question(stream: Streamed, run: Run, x: Any, context: Context) -> Question |
     return None if lead is None else Question(values[lead], stream.branches[lead].tiled, keys)
 
 
-def asks(form: Any, lookup: Lookup, x: Any) -> bool:
+def asks(form: Form, lookup: Lookup, x: Value) -> bool:
     """Whether a lookup begins with entries, or with a union that makes entries of x."""
     place, _ = lookup.stages[0]
     return isinstance(x, Entries) or isinstance(form.parts[place], Union)
 
 
-def decide(form: Any, lookup: Lookup, x: Any, context: Context, run: Run) -> Decision:
+def decide(form: Any, lookup: Lookup, x: Value, context: Context, run: Run) -> Decision:
     """How a lookup runs.
 
     `run` executes the whole steps of a union's dictionaries, which make their entries. Raises
@@ -176,7 +178,7 @@ def decide(form: Any, lookup: Lookup, x: Any, context: Context, run: Run) -> Dec
     return Decision("the table is large", stream, grid)
 
 
-def undecided(lengths: tuple[Any, Any], pin: str) -> Decision:
+def undecided(lengths: tuple[int, int], pin: str) -> Decision:
     """How a lookup runs whose lengths are symbols: no grid can be drawn without numbers."""
     if pin == "streamed":
         raise CompositionError(
@@ -219,13 +221,16 @@ def learns_keys(form: Any, lookup: Lookup) -> bool:
 class Choose(Apply):
     """The plain call: every lookup runs as `decide` says."""
 
-    def lookup(self, form: Any, lookup: Lookup, x: Any, context: Context, step: Any) -> Any:
+    def lookup(
+        self, form: Any, lookup: Lookup, x: Value, context: Context,
+        step: Callable[[int, Value], Value],
+    ) -> Value:  # fmt: skip
         table = partial(super().lookup, form, lookup)
         if not asks(form, lookup, x):
             return table(x, context, step)
         decision = decide(form, lookup, x, context, self)
 
-        def ask(x: Any) -> Any:
+        def ask(x: Value) -> Value:
             if decision.grid is None:
                 return table(x, context, step)
             try:
@@ -240,7 +245,7 @@ class Choose(Apply):
         rows = lambda query, key, value: ask(x.replace(query=query, key=key, value=value))  # noqa: E731
         return by_kernel(decision.stream, x, rows)
 
-    def mapped(self, form, x, context, size, axis, given, copies) -> Any:
+    def mapped(self, form, x, context, size, axis, given, copies) -> Value:
         return super().mapped(form, x, inside_copies(context, size), size, axis, given, copies)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,9 @@ def side_by_side(*operands: Array, what: Sweep) -> list[Array]:
     return what.side_by_side(*operands)
 
 
-def batch(primitive: Primitive, operands: Any, dims: Any, *, what: Sweep) -> tuple[Any, Any]:
+def batch(
+    primitive: Primitive, operands: Sequence[Array], dims: Sequence[int | None], *, what: Sweep
+) -> tuple[list[Array], list[int]]:
     """The batching rule: one more batch axis, first in every operand that has it."""
     along = [d is not None for d in dims]
     (size,) = {x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None}
@@ -65,7 +67,7 @@ def sweeping(name: str) -> Primitive:
 
     together, alone = lowering(side_by_side), lowering(one_after_other)
 
-    def on_cpu(context: Any, *operands: Any, what: Sweep) -> Any:
+    def on_cpu(context: mlir.LoweringRuleContext, *operands: Any, what: Sweep) -> Any:
         rule = alone if partitions(context) == 1 else together
         return rule(context, *operands, what=what)
 
@@ -82,14 +84,20 @@ def sweeping(name: str) -> Primitive:
 tile_sum, tile_fold = sweeping("tile_sum"), sweeping("tile_fold")
 
 
-def sum_tangent(primals: Any, tangents: Any, *, what: Sum) -> Any:
+Tangent: TypeAlias = Array | ad.Zero
+"""A tangent or a cotangent; Zero where a derivative is known to vanish."""
+
+
+def sum_tangent(
+    primals: Sequence[Array], tangents: Sequence[Tangent], *, what: Sum
+) -> tuple[list[Array], list[Array]]:
     """The jvp of a sum: the sum of the tangents."""
     active = [not isinstance(tangent, ad.Zero) for tangent in tangents]
     moved = tile_sum.bind(*primals, *taken(tangents, active), what=what.tangent(active))
     return tile_sum.bind(*primals, what=what), moved
 
 
-def sum_transpose(cotangents: Any, *operands: Any, what: Sum) -> Any:
+def sum_transpose(cotangents: Sequence[Tangent], *operands: Any, what: Sum) -> list[Array | None]:
     """The transpose of a sum: a sum whose inputs and outputs have changed sides."""
     linear = [ad.is_undefined_primal(x) for x in operands]
     avals = [x.aval for x in taken(operands, linear)]
@@ -100,7 +108,9 @@ def sum_transpose(cotangents: Any, *operands: Any, what: Sum) -> Any:
     return put_in([None] * len(linear), linear, got)
 
 
-def fold_tangent(primals: Any, tangents: Any, *, what: Fold) -> Any:
+def fold_tangent(
+    primals: Sequence[Array], tangents: Sequence[Tangent], *, what: Fold
+) -> tuple[list[Array], list[Tangent]]:
     """The jvp of a fold: its first result is a constant, the others are a sum."""
     results = tile_fold.bind(*primals, what=what)
     active = [not isinstance(tangent, ad.Zero) for tangent in tangents]
@@ -114,7 +124,7 @@ ad.primitive_transposes[tile_sum] = sum_transpose
 ad.primitive_jvps[tile_fold] = fold_tangent
 
 
-def fold(what: Fold, operands: Sequence[Any]) -> list[Array]:
+def fold(what: Fold, operands: Sequence[Array]) -> list[Array]:
     """The results of a fold. Its derivatives of every order and its vmap are sweeps as well."""
     pairs = zip(operands, what.inputs, strict=True)
     rows = next(x for x, slicing in pairs if slicing.side is Side.ROWS)

@@ -20,16 +20,18 @@ import dataclasses
 import enum
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
+from jaxtyping import Int32, Integer
 
 __all__ = [
-    "ALL", "NONE", "SOME", "Band", "Grid", "Side", "Slicing", "Tile", "bands", "cut_all", "put_all",
+    "ALL", "NONE", "SOME", "Band", "Grid", "Number", "Parts", "Side", "Slicing", "Tile", "bands",
+    "cut_all", "put_all",
 ]  # fmt: skip
 
 NONE, SOME, ALL = 0, 1, 2
@@ -53,6 +55,13 @@ class Widening:
 WIDENING = Widening(elements=2**18, aspect=3, waste=1.25)
 
 
+Number: TypeAlias = int | Integer[Array, ""]
+"""A row, a column or an index, known at trace time or not."""
+
+Parts: TypeAlias = Integer[np.ndarray, "n m"] | Integer[Array, "n m"]
+"""NONE, SOME or ALL for every block: of NumPy where it is known at trace time."""
+
+
 class Side(enum.Enum):
     """The side of the table along which an array is cut, or WHOLE for an array that is not cut."""
 
@@ -64,8 +73,8 @@ class Side(enum.Enum):
 class Tile(NamedTuple):
     """A tile: its first row and column, its shape, and whether all of its pairs take part."""
 
-    row: Any
-    column: Any
+    row: Number
+    column: Number
     rows: int
     columns: int
     full: bool
@@ -83,8 +92,8 @@ class Slicing:
     batch: tuple[int, ...] = ()
 
     def window(
-        self, shape: tuple[int, ...], index: Sequence[Any], tile: Tile
-    ) -> tuple[list[Any], tuple[int, ...]]:
+        self, shape: tuple[int, ...], index: Sequence[Number], tile: Tile
+    ) -> tuple[list[Int32[Array, ""]], tuple[int, ...]]:
         """The start and the shape of a tile's slice; `index` counts steps along the batch axes."""
         start = [i * n for i, n in zip(index, self.batch, strict=True) if n]
         size = [n for n in self.batch if n]
@@ -105,13 +114,13 @@ class Slicing:
         axes = sum(map(bool, self.batch))
         return (*(n for n in size[:axes] if n > 1), *size[axes:])
 
-    def cut(self, array: Array, index: Sequence[Any], tile: Tile) -> Array:
+    def cut(self, array: Array, index: Sequence[Number], tile: Tile) -> Array:
         """A tile's slice of an array."""
         start, size = self.window(array.shape, index, tile)
         part = array if size == array.shape else jax.lax.dynamic_slice(array, start, size)
         return part.reshape(self.squeezed(size))
 
-    def put(self, array: Array, part: Array, index: Sequence[Any], tile: Tile) -> Array:
+    def put(self, array: Array, part: Array, index: Sequence[Number], tile: Tile) -> Array:
         """The array with `part` in place of a tile's slice."""
         start, size = self.window(array.shape, index, tile)
         if size == array.shape:
@@ -120,8 +129,9 @@ class Slicing:
 
 
 def cut_all(
-    slicings: Sequence[Slicing], arrays: Sequence[Array], index: Any, tile: Tile, *sides: Side
-):
+    slicings: Sequence[Slicing], arrays: Sequence[Array],
+    index: Sequence[Number], tile: Tile, *sides: Side,
+) -> list[Array]:  # fmt: skip
     """A tile's slices of the arrays that lie along one of `sides`; other arrays are unchanged."""
     pairs = zip(slicings, arrays, strict=True)
     return [slicing.cut(x, index, tile) if slicing.side in sides else x for slicing, x in pairs]
@@ -131,10 +141,10 @@ def put_all(
     slicings: Sequence[Slicing],
     arrays: Sequence[Array],
     parts: Sequence[Array],
-    index: Any,
+    index: Sequence[Number],
     tile: Tile,
     *sides: Side,
-):
+) -> list[Array]:
     """The arrays along `sides` with `parts` put in; along another side the part is the array."""
     triples = zip(slicings, arrays, parts, strict=True)
     return [
@@ -241,8 +251,8 @@ class Band(NamedTuple):
 
     width: int
     full: bool
-    starts: Any
-    live: Any
+    starts: Int32[np.ndarray, "rows n"] | Int32[Array, "rows n"]
+    live: Int32[np.ndarray, "rows"] | Int32[Array, "rows"]
 
     @property
     def single(self) -> bool:
@@ -250,7 +260,7 @@ class Band(NamedTuple):
         return isinstance(self.live, np.ndarray) and bool((self.live == 1).all())
 
 
-def bands(grid: Grid, plan: Any) -> Iterator[Band]:
+def bands(grid: Grid, plan: Parts) -> Iterator[Band]:
     """The bands of some rows of a plan.
 
     Full tiles come first: most tiles are full, so a row with a full tile starts without a mask.
@@ -275,7 +285,7 @@ def bands(grid: Grid, plan: Any) -> Iterator[Band]:
                 yield Band(width, part == ALL, starts.astype(np.int32), live)
 
 
-def wide_tiles(grid: Grid, plan: np.ndarray) -> Band:
+def wide_tiles(grid: Grid, plan: Parts) -> Band:
     """One tile for every row, over all blocks in which the row sees a key."""
     width = min(grid.reach * grid.block[1], grid.shape[1])
     first = (plan != NONE).argmax(1) * grid.block[1]

@@ -28,6 +28,7 @@ from .recognize import Streamed
 __all__ = ["by_kernel"]
 
 Attend = Callable[[Array, Array, Array], Array]
+"""Attention of queries (T, d) to keys (S, d) and values (S, e): (T, e)."""
 
 
 def by_kernel(stream: Streamed | None, x: Entries, otherwise: Attend) -> Array:

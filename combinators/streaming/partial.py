@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float
 
 from ..core.marks import record
 from ..softmax import Streaming
@@ -22,9 +23,9 @@ class Partial:
     `reference` (T,) is the row maximum for softmax, and 0 for row_sum and elementwise normalizers.
     """
 
-    reference: Array
-    denominator: Array
-    numerator: Array | None = None
+    reference: Float[Array, "T"]
+    denominator: Float[Array, "T"]
+    numerator: Float[Array, "T e"] | None = None
 
     def relative(self, how: Streaming, reference: Array) -> Partial:
         """The same state relative to another reference."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from ..core.arguments import as_term, at_least
 from ..core.context import Context
@@ -11,6 +10,7 @@ from ..core.errors import CompositionError
 from ..core.execution import Run
 from ..core.kinds import told
 from ..core.term import Term, form
+from ..core.types import Value
 from ..wrappers import Wrapper
 
 __all__ = ["materialized", "streamed"]
@@ -21,11 +21,11 @@ class Pin(Wrapper):
 
     term: Term
 
-    def changes(self) -> dict[str, Any]:
+    def changes(self) -> dict[str, object]:
         """The fields of Execution that it sets."""
         raise NotImplementedError
 
-    def wire(self, run: Run, x: Any, context: Context) -> Any:
+    def wire(self, run: Run, x: Value, context: Context) -> Value:
         execution = dataclasses.replace(context.scope.execution, **self.changes())
         return run.part(self, 0, x, context.within(execution=execution))
 
@@ -37,7 +37,7 @@ class Materialized(Pin):
     term: Term
     word = "materialized"
 
-    def changes(self) -> dict[str, Any]:
+    def changes(self) -> dict[str, object]:
         return {"pin": "materialized", "block": None}
 
 
@@ -49,7 +49,7 @@ class Stream(Pin):
     block: tuple[int, int] | None = None
     word = "streamed"
 
-    def changes(self) -> dict[str, Any]:
+    def changes(self) -> dict[str, object]:
         return {"pin": "streamed", "block": self.block}
 
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ..aggregate import aggregate, weighted_sum
 from ..arithmetic import Pointwise
 from ..compose import Compose
 from ..core.context import Context
-from ..core.execution import Name
+from ..core.execution import Name, Run
 from ..core.leaf import Stage
 from ..core.lookup import Lookup, inner
 from ..core.term import Term
+from ..core.types import Value
 from ..dropout import dropout
 from ..mask import mask
 from ..normalize import Elementwise, normalize
@@ -30,12 +31,14 @@ from ..wrappers import Wrapper
 
 __all__ = ["Step", "Streamed", "streamed_form", "within"]
 
+Found = TypeVar("Found", bound=Term)
+
 
 class Step(NamedTuple):
     """A stage of a lookup: `form.parts[place]`, and the names that lead to `form`."""
 
-    names: Any
-    form: Any
+    names: tuple[Name, ...]
+    form: Term
     place: int
 
     @property
@@ -46,7 +49,7 @@ class Step(NamedTuple):
     def path(self) -> tuple[Name, ...]:
         return (*self.names, self.form.names[self.place])
 
-    def run(self, run: Any, x: Any, context: Context) -> Any:
+    def run(self, run: Run, x: Value, context: Context) -> Value:
         for name in self.names:
             run = run.enter(name)
         return run.part(self.form, self.place, x, context)
@@ -74,7 +77,7 @@ class Streamed:
     branches: tuple[Branch, ...]
     how: Streaming
     after: tuple[Step, ...]
-    end: Any
+    end: aggregate | LogSumExp
 
     @property
     def first(self) -> Branch | None:
@@ -151,7 +154,7 @@ def streamed_form(form: Term, lookup: Lookup) -> Streamed | str:
     return Streamed(parts, how, tuple(after), stages[-1])
 
 
-def within(terms: Iterator[Term], kind: type) -> Iterator[Any]:
+def within(terms: Iterator[Term], kind: type[Found]) -> Iterator[Found]:
     """All terms of a type among `terms` and their parts, at any depth."""
     for term in terms:
         if isinstance(term, kind):

@@ -15,20 +15,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.core import ShapedArray
+from jax.typing import ArrayLike
 
 from ..core.dtypes import wide
 from ..core.kinds import symbolic
-from .grid import Grid, Slicing
+from .grid import Grid, Number, Slicing
 from .walk import Body, Walk
 
 __all__ = ["Cores", "Fold", "Sum", "Sweep", "batch_per_tile", "put_in", "taken"]
+
+Item = TypeVar("Item")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +70,7 @@ class Sweep:
     outputs: tuple[Slicing, ...]
     shapes: tuple[jax.ShapeDtypeStruct, ...]
     sizes: tuple[int, ...] = ()
-    key: Any = None
+    key: Hashable = None
     """Sweeps of equal keys are equal, so jit compiles them once; None compares by identity."""
     order: int = 0
     """The order of the derivative: from 2 on, tiles are so large that batch elements stay apart."""
@@ -86,7 +90,7 @@ class Sweep:
     def walk(self, operands: Sequence[Array], results: list[Array], body: Body) -> list[Array]:
         """Visit the batch one index after the other, so that a tile stays in the cache."""
 
-        def visit(number: Any, results: list[Array]) -> list[Array]:
+        def visit(number: Number, results: list[Array]) -> list[Array]:
             index = jnp.unravel_index(number, self.sizes) if self.sizes else ()
             walk = Walk(self.grid, self.inputs, self.outputs, index, operands, body)
             return walk.table(results)
@@ -208,7 +212,7 @@ class Sum(Sweep):
         return dataclasses.replace(self, function=function, inputs=inputs, key=key, order=order)
 
     def transposed(
-        self, linear: Sequence[bool], avals: Sequence[Any], active: Sequence[bool]
+        self, linear: Sequence[bool], avals: Sequence[ShapedArray], active: Sequence[bool]
     ) -> Sum:
         """The transpose in the linear operands, of shapes and dtypes `avals`.
 
@@ -252,7 +256,7 @@ class Fold(Sweep):
     others are the sum over all tiles of `contribution(tile, *parts, first)`.
     """
 
-    initial: tuple[float, ...] = ()
+    initial: tuple[ArrayLike, ...] = ()
     contribution: Any = None
 
     def run(self, *operands: Array) -> list[Array]:
@@ -273,12 +277,12 @@ class Fold(Sweep):
         return Sum(self.grid, self.contribution, inputs, outputs, shapes, self.sizes, key)
 
 
-def taken(values: Sequence[Any], chosen: Sequence[bool]) -> list[Any]:
+def taken(values: Sequence[Item], chosen: Sequence[bool]) -> list[Item]:
     """The values where `chosen` is true."""
     return [value for value, take in zip(values, chosen, strict=True) if take]
 
 
-def put_in(values: Sequence[Any], chosen: Sequence[bool], new: Sequence[Any]) -> list[Any]:
+def put_in(values: Sequence[Item], chosen: Sequence[bool], new: Sequence[Item]) -> list[Item]:
     """The values, with the new ones where `chosen` is true."""
     rest = iter(new)
     return [next(rest) if take else value for value, take in zip(values, chosen, strict=True)]

@@ -7,7 +7,7 @@ maximum, denominator and numerator absorbs one tile after the other (Dao et al. 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial, reduce
 from typing import Any
 
@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
+from jax.typing import DTypeLike
+from jaxtyping import Float, PyTree
 
 from ..core.apply import Apply
 from ..core.context import Context, Execution
@@ -23,8 +25,9 @@ from ..core.errors import CompositionError
 from ..core.execution import Run, put, select
 from ..core.leaf import Leaf
 from ..core.marks import Marks, Range, Rows, numbers
-from ..core.parameter import is_parameter
+from ..core.parameter import Declarations, Parameter, is_parameter
 from ..core.records import Entries, Scores, Weights
+from ..core.types import Outputs, Params, Value
 from ..mask import mask
 from ..softmax import LogSumExp, lowest
 from ..wrappers import Everywhere
@@ -50,7 +53,7 @@ class Captured(CompositionError):
 class Unmasked(Apply):
     """The plain call without masks, for tiles of which every pair is visible."""
 
-    def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
+    def leaf(self, term: Leaf, x: Value, context: Context) -> Value:
         return x if isinstance(term, mask) else super().leaf(term, x, context)
 
 
@@ -60,7 +63,7 @@ class AllActive(Apply):
     Masks then need not tell the later stages which queries and keys are active.
     """
 
-    def leaf(self, term: Leaf, x: Any, context: Context) -> Any:
+    def leaf(self, term: Leaf, x: Value, context: Context) -> Value:
         y = super().leaf(term, x, context)
         return y.replace(active_keys=None, active_queries=None) if isinstance(term, mask) else y
 
@@ -74,9 +77,11 @@ class Operands:
     def __init__(self):
         self.arrays: list[Array] = []
         self.slicings: list[Slicing] = []
-        self.key: tuple[Any, ...] = ()
+        self.key: tuple[Hashable, ...] = ()
 
-    def add(self, tree: Any, side: Side, length: int = -1) -> Callable[[Sequence[Array]], Any]:
+    def add(
+        self, tree: PyTree, side: Side, length: int = -1
+    ) -> Callable[[Sequence[Array]], PyTree]:
         """Add the arrays of a tree; return the function from a tile's slices back to the tree.
 
         Arrays with `length` rows are cut along `side`, all others are whole.
@@ -87,7 +92,7 @@ class Operands:
         self.key += (structure, fixed, len(self.arrays))
         return lambda parts: jax.tree.unflatten(structure, [take(parts) for take in takes])
 
-    def take(self, leaf: Any, side: Side, length: int) -> Callable[[Sequence[Array]], Any]:
+    def take(self, leaf: object, side: Side, length: int) -> Callable[[Sequence[Array]], object]:
         """Add one leaf; return the function that takes it from a tile's slices."""
         if not isinstance(leaf, Array):
             return lambda parts: leaf
@@ -100,9 +105,9 @@ class Operands:
         return lambda parts: restore(parts[number])
 
 
-def restricted(tree: Any, steps: Sequence[Step]) -> Any:
+def restricted(tree: Params | Declarations, steps: Sequence[Step]) -> Outputs:
     """The parameter tree with the parameters of the given steps alone."""
-    kept: dict[str, Any] = {}
+    kept: Outputs = {}
     for step in steps:
         part = reduce(select, step.path, tree)
         for name in reversed(step.path):
@@ -137,7 +142,7 @@ class BranchRun:
         self.column = column
 
     def sums(
-        self, run: Apply, scores: Scores, marks: Marks, context: Context, reference: Any
+        self, run: Apply, scores: Scores, marks: Marks, context: Context, reference: Array
     ) -> tuple[Array, ...]:
         """The denominator (t,) and, if values are asked for, the numerator (t, e)."""
         weight = self.stream.how.weigh(scores.score, scores.visible, reference)
@@ -151,7 +156,7 @@ class BranchRun:
         return denominator, weights.mixed(weights.value)
 
     def state(
-        self, run: Apply, scores: Scores, marks: Marks, context: Context, old: Any = None
+        self, run: Apply, scores: Scores, marks: Marks, context: Context, old: Array | None = None
     ) -> Partial:
         """The partial result over some keys; its reference is at least `old`, if that is given."""
         reference = self.stream.how.reference(scores.score, scores.visible)
@@ -159,7 +164,7 @@ class BranchRun:
             reference = jnp.maximum(old, reference)
         return Partial(reference, *self.sums(run, scores, marks, context, reference))
 
-    def whole(self, run: Apply, x: Any, query: Rows, context: Context) -> Partial:
+    def whole(self, run: Apply, x: Value, query: Rows, context: Context) -> Partial:
         """The partial result over entries, or over a table of scores, at once."""
         for step in self.steps:
             x = step.run(run, x, context)
@@ -188,8 +193,9 @@ class TileFunction:
     """
 
     def __init__(
-        self, branch: BranchRun, run: Apply, x: Entries, context: Context, grid: Grid, operands: Any
-    ):
+        self, branch: BranchRun, run: Apply, x: Entries, context: Context, grid: Grid,
+        operands: Operands,
+    ):  # fmt: skip
         self.branch, self.how = branch, branch.stream.how
         self.grid = grid if grid.known else dataclasses.replace(grid, plan=None)
         used = (*branch.steps, *branch.stream.after)
@@ -220,7 +226,7 @@ class TileFunction:
             tile_of(query_rows, tile.row, tile.rows),
             tile_of(key_rows, tile.column, tile.columns),
         )
-        scores: Any = Entries(query, key, value, marks)
+        scores: Value = Entries(query, key, value, marks)
         for step in self.branch.steps:
             scores = step.run(run, scores, context)
         return run, self.how.prepared(scores), marks, context
@@ -237,7 +243,7 @@ class TileFunction:
             new = Partial(*old).relative(self.how, new.reference) + new
         return jax.tree.leaves(new)
 
-    def results(self, operands: Operands) -> list[Any]:
+    def results(self, operands: Operands) -> list[jax.ShapeDtypeStruct]:
         """The shapes and dtypes of the running state of one row of tiles."""
         tile = Tile(0, 0, *self.grid.block, False)
         pairs = zip(operands.arrays, operands.slicings, strict=True)
@@ -273,7 +279,7 @@ class TileFunction:
         )
 
 
-def hashed(declared: Any) -> Any:
+def hashed(declared: PyTree[Parameter]) -> tuple[tuple[Parameter, ...], Hashable]:
     """A hashable key of a tree of declarations."""
     leaves, structure = jax.tree.flatten(declared, is_leaf=is_parameter)
     return tuple(leaves), structure
@@ -284,7 +290,7 @@ def names_read(steps: Sequence[Step]) -> frozenset[str]:
     return frozenset({"rng"}).union(*(step.stage.reads for step in steps))
 
 
-def opened(stream: Streamed, run: Run, x: Any, context: Context) -> list[Any]:
+def opened(stream: Streamed, run: Run, x: Value, context: Context) -> list[Value]:
     """Every dictionary of a stream after its whole steps: entries, or a table of scores."""
     values = []
     for branch in stream.branches:
@@ -295,7 +301,7 @@ def opened(stream: Streamed, run: Run, x: Any, context: Context) -> list[Any]:
     return values
 
 
-def leading(stream: Streamed, values: list[Any]) -> int | None:
+def leading(stream: Streamed, values: list[Value]) -> int | None:
     """The index of the dictionary that chooses the block size for all; None if none has tiles.
 
     It is the first without whole steps, or else the one with the most keys.
@@ -305,7 +311,9 @@ def leading(stream: Streamed, values: list[Any]) -> int | None:
     return next(iter(direct), max(tiled, key=lambda i: len(values[i].key), default=None))
 
 
-def answer(stream: Streamed, run: Apply, x: Any, context: Context, grid: Grid) -> Array:
+def answer(
+    stream: Streamed, run: Apply, x: Value, context: Context, grid: Grid
+) -> Float[Array, "T *e"]:
     """The answer of all dictionaries of a stream together; `grid` is that of the leading one."""
     values = opened(stream, run, x, context)
     lead = leading(stream, values)
@@ -325,7 +333,7 @@ def answer(stream: Streamed, run: Apply, x: Any, context: Context, grid: Grid) -
     return finished(stream, reduce(partial(merge, stream.how), parts), counts_as(question.value))
 
 
-def finished(stream: Streamed, state: Any, dtype: Any) -> Array:
+def finished(stream: Streamed, state: Any, dtype: DTypeLike) -> Float[Array, "T *e"]:
     """The answer (T, e), or the log-sum-exp (T,), from the state after all keys."""
     if isinstance(stream.end, LogSumExp):
         return stream.end.value(state.reference, state.denominator)

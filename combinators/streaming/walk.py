@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .grid import Band, Grid, Side, Slicing, Tile, bands, cut_all, put_all
+from .grid import Band, Grid, Number, Parts, Side, Slicing, Tile, bands, cut_all, put_all
 
 __all__ = ["Body", "Walk"]
 
@@ -47,24 +47,28 @@ class Walk(NamedTuple):
         return results
 
     @property
-    def plan(self) -> Any:
+    def plan(self) -> Parts:
         """The grid's plan; the first operand where it is known only at run time."""
         if self.grid.plan is not None:
             return self.grid.plan
         whole = Tile(0, 0, *self.grid.shape, False)
         return self.inputs[0].cut(self.operands[0], self.index, whole)
 
-    def rows(self, first: int, count: int, height: int, plan: Any, results: Any) -> list[Array]:
+    def rows(
+        self, first: int, count: int, height: int, plan: Parts, results: list[Array]
+    ) -> list[Array]:
         """Visit `count` rows of tiles of one height, from row `first` on."""
         grid, along = self.grid, list(bands(self.grid, plan))
 
-        def row(number: Any, results: Any) -> list[Array]:
+        def row(number: Number, results: list[Array]) -> list[Array]:
             top = first * grid.block[0] + number * height
             return self.row(Tile(top, 0, height, grid.shape[1], False), number, along, results)
 
         return row(0, results) if count == 1 else jax.lax.fori_loop(0, count, row, results)
 
-    def row(self, row: Tile, number: Any, along: list[Band], results: Any) -> list[Array]:
+    def row(
+        self, row: Tile, number: Number, along: list[Band], results: list[Array]
+    ) -> list[Array]:
         """Visit the tiles of one row: slices along rows are cut once and held."""
         outputs = self.outputs
         cut = cut_all(self.inputs, self.operands, self.index, row, Side.ROWS)
@@ -77,12 +81,14 @@ class Walk(NamedTuple):
             held = self.band(band, number, row, cut, held)
         return put_all(outputs, results, held, self.index, row, Side.ROWS)
 
-    def band(self, band: Band, number: Any, row: Tile, operands: Any, held: Any) -> Any:
+    def band(
+        self, band: Band, number: Number, row: Tile, operands: list[Array], held: list[Array]
+    ) -> list[Array]:
         """Visit the tiles of one row that lie in a band."""
         inputs, outputs, sides = self.inputs, self.outputs, (Side.COLUMNS, Side.WHOLE)
         starts, live = jnp.asarray(band.starts)[number], jnp.asarray(band.live)[number]
 
-        def visit(n: Any, held: Any) -> Any:
+        def visit(n: Number, held: list[Array]) -> list[Array]:
             tile = Tile(row.row, starts[n], row.rows, band.width, band.full)
             parts = cut_all(inputs, operands, self.index, tile, *sides)
             old = cut_all(outputs, held, self.index, tile, *sides)
