@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
+from ..core.apply import from_numpy
 from ..core.arguments import as_term
 from ..core.check import check_names, fit
 from ..core.declare import declare, walk
@@ -171,7 +172,7 @@ def entered(
 ) -> tuple[Program, Sight]:
     """A term with parameters that are checked, and what a plan sees."""
     check_names(as_term(term, where), ("machine", "laws", "to", "by"), where)
-    program = Program(term, plain(params), x, context)
+    program = Program(term, jax.tree.map(from_numpy, plain(params)), x, context)
     fit(term, program.declared, program.params)
     return program, Sight(x, context, machine)
 

@@ -26,7 +26,7 @@ from .parameter import Declarations, Parameter, is_parameter, map_declared, plai
 from .term import Term
 from .types import Outputs, Params, Value
 
-__all__ = ["Apply", "call"]
+__all__ = ["Apply", "call", "from_numpy"]
 
 
 def call(
