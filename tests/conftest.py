@@ -14,3 +14,6 @@ os.environ["XLA_FLAGS"] = " ".join([*CHEAP, os.environ.get("XLA_FLAGS", "")])
 # The same examples on every run and machine; compiling makes a first example slow, so no deadline.
 settings.register_profile("combinax", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("combinax")
+
+from examples import this  # noqa: E402, F401  fixtures, now that JAX may be imported
+from prose import prose  # noqa: E402, F401

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import functools
-import pickle
 import re
-import subprocess
-import sys
-from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
-import catalogue
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from catalogue import CATALOGUE, DRAWING, MODELS, TOOLS, Entry
+from examples import ENTRIES, cast, floats, inner, of_floats, quick, shapes, spec, tables, walk
 
 from combinax import combinators, models
 from combinax.combinators import (
@@ -30,7 +23,6 @@ from combinax.combinators import (
     axes,
     compose,
     each,
-    linear,
     mask,
     predicate,
     score,
@@ -38,123 +30,6 @@ from combinax.combinators import (
     stack,
     unstack,
 )
-
-NAMESPACE = {
-    **{name: getattr(combinators, name) for name in combinators.__all__},
-    **vars(catalogue),
-    **{name: getattr(models, name) for name in models.__all__},
-    "catalogue": catalogue,
-    "jax": jax,
-}
-# Values do not depend on how well XLA optimizes, and a test waits for the compiler alone.
-quick = functools.partial(
-    jax.jit,
-    compiler_options={
-        "xla_backend_optimization_level": 0,
-        "xla_llvm_disable_expensive_passes": True,
-    },
-)
-ENTRIES = {**CATALOGUE, **{f"models.{name}": entry for name, entry in MODELS.items()}}
-
-
-def is_float(leaf: Any) -> bool:
-    return jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
-
-
-def cast(tree: Any, dtype: Any = None) -> Any:
-    """The tree as JAX arrays, floats in the given type."""
-
-    def one(leaf):
-        leaf = jnp.asarray(leaf)
-        return leaf.astype(dtype) if dtype and is_float(leaf) else leaf
-
-    return jax.tree.map(one, tree)
-
-
-def spec(tree: Any) -> Any:
-    return jax.tree.map(lambda leaf: (jnp.shape(leaf), jnp.result_type(leaf)), tree)
-
-
-def shapes(tree: Any) -> Any:
-    return jax.tree.map(
-        lambda leaf: (
-            leaf
-            if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-            else jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-        ),
-        tree,
-    )
-
-
-def floats(tree: Any) -> list[Any]:
-    return [leaf for leaf in jax.tree.leaves(tree) if is_float(leaf)]
-
-
-def inner(a: list[Any], b: list[Any]) -> float:
-    return sum(float(jnp.vdot(x, y)) for x, y in zip(a, b, strict=True))
-
-
-def tables(record: Any) -> dict[str, Any]:
-    """The table of a record: its scores or weights."""
-    return {k: getattr(record, k) for k in ("score", "weight") if hasattr(record, k)}
-
-
-def of_floats(term: Term, arguments: tuple[Any, Any, dict[str, Any]]) -> tuple[list[Any], Any]:
-    """The float leaves of parameters, input and context, and the floats of the value from them."""
-    leaves, tree = jax.tree.flatten(arguments)
-
-    def value(moved: list[Any]) -> list[Any]:
-        rest = iter(moved)
-        whole = [next(rest) if is_float(leaf) else leaf for leaf in leaves]
-        params, x, context = jax.tree.unflatten(tree, whole)
-        return floats(term(params, x, **context))
-
-    return floats(leaves), value
-
-
-def walk(term: Term) -> Iterator[Term]:
-    yield term
-    for part in term.parts:
-        yield from walk(part)
-
-
-class Example:
-    """An entry as float32 arrays, with its parameters and its value, eager and compiled."""
-
-    def __init__(self, name: str):
-        entry = ENTRIES[name]
-        self.name, self.term = name, entry.term
-        self.x, self.context = cast(entry.x), cast(dict(entry.context))
-        # init has a key of its own; the one in the context is for dropout.
-        self.facts = {name: v for name, v in self.context.items() if name != "rng"}
-        self.params = self.term.init(jax.random.key(0), self.x, **self.facts)
-
-    @functools.cached_property
-    def value(self) -> Any:
-        return self.term(self.params, self.x, **self.context)
-
-    @functools.cached_property
-    def compiled(self) -> Any:
-        return jax.jit(self.term)
-
-    def batch(self) -> tuple[Any, dict[str, Any]]:
-        """Two rows that differ, and their context."""
-
-        def two(leaf):
-            if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-                return jax.vmap(jax.random.fold_in, (None, 0))(leaf, jnp.arange(2))
-            return jnp.stack(
-                [leaf, leaf / 2 if is_float(leaf) else jnp.flip(leaf, range(leaf.ndim))]
-            )
-
-        return jax.tree.map(two, self.x), jax.tree.map(two, self.context)
-
-
-@pytest.fixture(scope="module", params=ENTRIES)
-def this(request: pytest.FixtureRequest) -> Example:
-    """Each entry in turn; all tests of one entry follow each other and share its values."""
-    return Example(request.param)
-
 
 # The catalogue is complete
 
@@ -216,9 +91,9 @@ def test_params_are_a_plain_nested_dict_with_a_name_for_every_axis(this):
             return
         assert type(params) is dict and type(names) is dict
         assert params.keys() == names.keys()
-        for key, inner in params.items():
-            assert isinstance(key, str) and (isinstance(inner, jax.Array) or inner)
-            check(inner, names[key])
+        for key, below in params.items():
+            assert isinstance(key, str) and (isinstance(below, jax.Array) or below)
+            check(below, names[key])
 
     check(this.params, names)
 
@@ -310,85 +185,6 @@ def test_bfloat16(this):
     rest = dataclasses.replace(y, **dict.fromkeys(tables(y))) if tables(y) else y
     expected = jnp.float32 if this.name == "log_sum_exp" else jnp.bfloat16
     assert {leaf.dtype for leaf in floats(rest)} == {jnp.dtype(expected)}
-
-
-# Terms are values
-
-
-def test_repr_is_python_for_an_equal_term(this):
-    term = this.term
-    again = eval(repr(term), NAMESPACE)
-    assert again == term and hash(again) == hash(term) and repr(again) == repr(term)
-    assert str(term).strip() and str(again) == str(term)
-
-
-def test_copies_are_equal_terms(this):
-    term = this.term
-    for again in (pickle.loads(pickle.dumps(term)), copy.copy(term), copy.deepcopy(term)):
-        assert again == term and hash(again) == hash(term) and len({again, term}) == 1
-        assert repr(again) == repr(term)
-
-
-def test_terms_pickled_by_another_process_are_equal():
-    # Strings hash differently in every process.
-    program = (
-        "import pickle, sys, catalogue\n"
-        "entries = {**catalogue.CATALOGUE, **catalogue.MODELS}\n"
-        "terms = [entry.term for entry in entries.values()]\n"
-        "assert len({hash(term) for term in terms}) > 1  # hashes are cached\n"
-        "sys.stdout.buffer.write(pickle.dumps(terms))\n"
-    )
-    path = catalogue.__file__.rsplit("/", 1)[0]
-    program = f"import sys; sys.path.insert(0, {path!r})\n" + program
-    dumped = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-    terms = pickle.loads(dumped.stdout)
-    assert [term for entry, term in zip(ENTRIES.values(), terms, strict=True)
-            if term != entry.term or hash(term) != hash(entry.term)] == []  # fmt: skip
-
-
-def test_terms_hold_no_arrays(this):
-    def check(value: Any) -> None:
-        assert not isinstance(value, (jax.Array, np.ndarray, np.generic))
-        if isinstance(value, Term):
-            term: Any = value
-            check([getattr(term, f.name) for f in dataclasses.fields(term)])
-        elif isinstance(value, (list, tuple)):
-            for inner in value:
-                check(inner)
-
-    check(this.term)
-
-
-@pytest.fixture
-def traces(monkeypatch):
-    """How often Python has run a term or an init since the test began: a compiled call does not."""
-    counted: Counter[str] = Counter()
-    for kind in (Term, type(CATALOGUE["linear"].term.init)):
-
-        def call(self, *args, run=kind.__call__, **context):
-            counted["calls"] += 1
-            return run(self, *args, **context)
-
-        monkeypatch.setattr(kind, "__call__", call)
-    return lambda: counted["calls"]
-
-
-def test_equal_terms_share_a_jit_cache(this, traces):
-    again = eval(repr(this.term), NAMESPACE)
-    for one, two, arguments, context in (
-        (this.term, again, (this.params, this.x), this.context),
-        (this.term.init, again.init, (jax.random.key(0), this.x), this.facts),
-    ):
-        jax.jit(one).trace(*arguments, **context)
-        before = traces()
-        jax.jit(two).trace(*arguments, **context)
-        assert traces() == before
-
-
-def test_the_counter_counts_traces(traces):
-    for width in (2, 3):
-        jax.jit(linear(width)).trace({"kernel": jnp.ones((17, width))}, jnp.ones((1, 17)))
-    assert traces() == 2
 
 
 # Masked rows

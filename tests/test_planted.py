@@ -6,11 +6,13 @@ import dataclasses
 import itertools
 from typing import Any
 
+import examples
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_common as common
+import test_values as values
 from catalogue import SCORES, SEQUENCE, Entry
 from jax.core import Tracer
 
@@ -115,9 +117,9 @@ FAULTS = {
     "another value under jit": (pointwise(unlike_itself), common.test_jit_agrees_with_eager),
     "another value under vmap": (pointwise(of_the_whole), common.test_vmap_is_each_is_a_loop),
     "a state": (pointwise(forgetful), common.test_two_calls_are_bit_identical),
-    "a text without a field": (terse(4), common.test_repr_is_python_for_an_equal_term),
-    "a term equal to itself alone": (lonely(), common.test_copies_are_equal_terms),
-    "an array in a term": (capturing(), common.test_terms_hold_no_arrays),
+    "a text without a field": (terse(4), values.test_repr_is_python_for_an_equal_term),
+    "a term equal to itself alone": (lonely(), values.test_copies_are_equal_terms),
+    "an array in a term": (capturing(), values.test_terms_hold_no_arrays),
     "an axis without a name": (
         misnamed(),
         common.test_params_are_a_plain_nested_dict_with_a_name_for_every_axis,
@@ -134,15 +136,15 @@ def test_a_fault_is_found(fault, monkeypatch):
     term, check = FAULTS[fault]
     x = SCORES if fault == "weights for nothing" else SEQUENCE
     monkeypatch.setitem(common.ENTRIES, fault, Entry(term, x))
-    monkeypatch.setitem(common.NAMESPACE, "terse", terse)
-    this = common.Example(fault)
+    monkeypatch.setitem(examples.NAMESPACE, "terse", terse)
+    this = examples.Example(fault)
     with pytest.raises(AssertionError):
         check(this)
 
 
 def test_sound_terms_pass_the_same_tests(monkeypatch):
     monkeypatch.setitem(common.ENTRIES, "sound", Entry(linear(3), SEQUENCE))
-    this = common.Example("sound")
+    this = examples.Example("sound")
     for _, check in FAULTS.values():
         if check is not common.test_a_row_that_sees_nothing:
             check(this)
@@ -152,7 +154,7 @@ def test_layers_that_mix_are_found(monkeypatch):
     """Blocks in another order are another function."""
     term = repeat(2, linear(4))
     monkeypatch.setitem(common.ENTRIES, "layers", Entry(term, SEQUENCE))
-    this = common.Example("layers")
+    this = examples.Example("layers")
     monkeypatch.setattr(
         common, "unstack", lambda term, params: {"0": leaf(params, 1), "1": leaf(params, 0)}
     )
