@@ -124,7 +124,7 @@ def test_both_say_which_lengths_there_are(function, rows):
 # Arguments
 
 PLAIN: Any = tied(embed(7, 8), (identity + linear(8) @ repeat(2, linear(8))))
-WEIGHTS = drawn(PLAIN, PROMPT)
+WEIGHTS = jax.tree.map(jnp.asarray, drawn(PLAIN, PROMPT))
 
 
 @pytest.mark.parametrize("stop", [None, 0, np.int32(0), (), [0, 2], {2, 0}, np.array([0, 2])])

@@ -98,3 +98,8 @@ def test_the_counter_counts_traces(traces):
     for width in (2, 3):
         jax.jit(linear(width)).trace({"kernel": jnp.ones((17, width))}, jnp.ones((1, 17)))
     assert traces() == 2
+
+
+def test_numbers_of_numpy_are_those_of_python():
+    assert learned((np.int64(2), 3)) == learned((2, 3))
+    assert repr(learned((np.int64(2), 3))) == "learned((2, 3))"

@@ -81,8 +81,8 @@ class Term(Generic[In, Out]):
     def __post_init__(self):
         for field in dataclasses.fields(cast(Any, self)):
             value = getattr(self, field.name)
-            if isinstance(value, np.generic):
-                object.__setattr__(self, field.name, value.item())
+            if isinstance(value, (np.generic, tuple)):
+                object.__setattr__(self, field.name, of_python(value))
             elif isinstance(value, (jax.Array, np.ndarray)):
                 raise CompositionError(
                     f"{self.name} got an array for {field.name}, and terms hold no arrays: {ARRAYS}"
@@ -224,6 +224,13 @@ class Term(Generic[In, Out]):
     def exports(self) -> tuple[Export, ...] | None:
         """The places that this term gives the form around it; None if it takes a single place."""
         return None
+
+
+def of_python(value: object) -> object:
+    """NumPy's scalars as numbers of Python, in tuples too: they print and compare as such."""
+    if isinstance(value, np.generic):
+        return value.item()
+    return tuple(map(of_python, value)) if type(value) is tuple else value
 
 
 def exact(value: object) -> object:
