@@ -20,6 +20,7 @@ from examples import ENTRIES, NAMESPACE
 
 from combinax.combinators import (
     Term,
+    learned,
     linear,
 )
 
