@@ -78,7 +78,7 @@ class Apply(Run):
     def enter(self, name: Name) -> Self:
         return self.at(select(self.params, name), select(self.declared, name), self.place(name))
 
-    def copies(self, name: str | None) -> Mappable:
+    def for_vmap(self, name: str | None) -> Mappable:
         if name is None:
             return (), None, lambda _: self.at(self.params, self.declared)
         inner = map_declared(self.declared, Parameter.inner)

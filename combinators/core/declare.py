@@ -51,13 +51,13 @@ class Declare(Run):
         """This execution, at another place."""
         return type(self)(self.root, path, aliases)
 
-    def copies(self, name: str | None) -> Mappable:
+    def for_vmap(self, name: str | None) -> Mappable:
         return (), None, lambda _: self
 
-    def kept(self) -> PyTree[Array]:
+    def outputs_as_arrays(self) -> PyTree[Array]:
         return ()
 
-    def regain(self, kept: PyTree[Array], name: str | None, size: int) -> Outputs:
+    def outputs_from_arrays(self, kept: PyTree[Array], name: str | None, size: int) -> Outputs:
         return copied(self.outputs, name, size) if name else self.outputs
 
     def repeated(self, form: Repeated, x: Value, context: Context) -> Value:

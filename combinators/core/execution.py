@@ -77,12 +77,12 @@ class Run:
 
     `part` and `mapped` call:
 
-        enter       make the execution of what lies under a name
-        place       give the path and the aliases of what lies under a name
-        copies      give the arrays that vmap maps, their axes, and the execution inside vmap
-        look        inspect the function that vmap is about to map
-        kept        give the outputs that leave vmap, as arrays
-        regain      turn these arrays back into outputs
+        enter                make the execution of what lies under a name
+        place                give the path and the aliases of what lies under a name
+        for_vmap             give the arrays that vmap maps, their axes, and the execution inside
+        inspect_mapped       see the function that vmap is about to map
+        outputs_as_arrays    give the outputs that leave vmap, as arrays
+        outputs_from_arrays  turn these arrays back into outputs
 
     `outputs` is what an execution gives beside the value, in a tree named like the parameters:
     declarations, observed values, or new state. `path` and `aliases` name the place in that tree;
@@ -134,26 +134,27 @@ class Run:
         batch element uses the same parameters.
         """
         inner = self.enter(form.names[0])
-        arguments, axes, resume = inner.copies(copies)
+        arguments, axes, resume = inner.for_vmap(copies)
         head = Head.of(size, context.scope.head) if copies else context.scope.head
 
         def one(arguments, x, given, head):
             run = resume(arguments)
             y = form.parts[0].wire(run, x, (context | given).within(head=head))
-            return y, run.kept()
+            return y, run.outputs_as_arrays()
 
         mapped = (axes, axis, 0, 0 if copies else None)
         values = divided_alike((arguments, x, given, head), mapped)
         if copies:
-            inner.look(one, values, mapped)
+            inner.inspect_mapped(one, values, mapped)
         y, kept = jax.vmap(one, mapped, axis_size=size)(*values)
-        self.outputs = put(self.outputs, form.names[0], inner.regain(kept, copies, size))
+        outputs = inner.outputs_from_arrays(kept, copies, size)
+        self.outputs = put(self.outputs, form.names[0], outputs)
         return y
 
-    def look(self, one: Callable, arguments: tuple, axes: tuple[Axes, ...]) -> None:
+    def inspect_mapped(self, one: Callable, arguments: tuple, axes: tuple[Axes, ...]) -> None:
         """Inspect `one`, the function of a single head, before vmap maps it over `axes`."""
 
-    def copies(self, name: str | None) -> Mappable:
+    def for_vmap(self, name: str | None) -> Mappable:
         """Arrays for vmap to map, their axes, and a function from one slice to its execution."""
         raise NotImplementedError
 
@@ -178,12 +179,12 @@ class Run:
         """Run a part whose parameters stand at the top of the tree, under `form.label`."""
         raise NotImplementedError
 
-    def kept(self) -> PyTree[Array]:
+    def outputs_as_arrays(self) -> PyTree[Array]:
         """The outputs that leave a function under vmap: a tree of arrays."""
         return self.outputs
 
-    def regain(self, kept: PyTree[Array], name: str | None, size: int) -> Outputs:
-        """The outputs of `mapped`, from the arrays of `kept` stacked by vmap."""
+    def outputs_from_arrays(self, kept: PyTree[Array], name: str | None, size: int) -> Outputs:
+        """The outputs of `mapped`, from the arrays of `outputs_as_arrays`, stacked by vmap."""
         return kept
 
 

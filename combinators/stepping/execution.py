@@ -174,11 +174,11 @@ class Starting(Apply):
         """The answer y, if the cache can give it; `start` discards y, so nothing is checked."""
         return y
 
-    def look(self, one: Callable, arguments: tuple, axes: tuple) -> None:
+    def inspect_mapped(self, one: Callable, arguments: tuple, axes: tuple) -> None:
         """Note which arrays of the state no mapped argument reaches: the state holds them once."""
         self.unmapped = unmapped(lambda *moved: one(*moved)[1], arguments, axes)
 
-    def regain(self, kept: PyTree[Array], name: str | None, size: int) -> Outputs:
+    def outputs_from_arrays(self, kept: PyTree[Array], name: str | None, size: int) -> Outputs:
         if name is None:
             return kept
         return jax.tree.map(lambda leaf, once: leaf[:1] if once else leaf, kept, self.unmapped)
@@ -215,8 +215,8 @@ class Stepping(Starting):
         carry, _ = jax.lax.scan(form.remat(one), (x, self.state), layers, length=form.periods)
         return carry
 
-    def copies(self, name: str | None) -> Mappable:
-        params, axes, resume = super().copies(name)
+    def for_vmap(self, name: str | None) -> Mappable:
+        params, axes, resume = super().for_vmap(name)
         # An array that all heads share has an axis of length 1: vmap hands it to each of them.
         once = jax.tree.map(lambda leaf: name is not None and len(leaf) == 1, self.state)
         state = jax.tree.map(lambda leaf, shared: leaf[0] if shared else leaf, self.state, once)
@@ -229,7 +229,7 @@ class Stepping(Starting):
 
         return (params, state), (axes, state_axes), resumed
 
-    def look(self, one: Callable, arguments: tuple, axes: tuple) -> None:
+    def inspect_mapped(self, one: Callable, arguments: tuple, axes: tuple) -> None:
         self.unmapped = jax.tree.map(lambda leaf: len(leaf) == 1, self.state)
 
     def read_part(self, form: Term, index: int, x: Value, context: Context) -> Value:
