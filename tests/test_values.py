@@ -102,5 +102,6 @@ def test_the_counter_counts_traces(traces):
 
 
 def test_numbers_of_numpy_are_those_of_python():
-    assert learned((np.int64(2), 3)) == learned((2, 3))
-    assert repr(learned((np.int64(2), 3))) == "learned((2, 3))"
+    shape: Any = (np.int64(2), 3)
+    assert learned(shape) == learned((2, 3))
+    assert repr(learned(shape)) == "learned((2, 3))"
