@@ -75,10 +75,11 @@ def test_recall_is_decided_by_its_seed(trained):
 
 
 def test_recall_is_the_same_whatever_a_dispatch_holds():
+    """To rounding: compiled as cheaply as tests are, a loop and its body may be fused unlike."""
     task = tiny_recall(steps=6)
     params = jax.jit(task.term.init)(jax.random.key(0), jnp.zeros(6, jnp.int32))
     run = partial(fit, task.loss, task.optimizer, params, task.batches, 6, rng=jax.random.key(1))
-    chex.assert_trees_all_equal(run(steps_per_dispatch=1), run(steps_per_dispatch=4))
+    chex.assert_trees_all_close(run(steps_per_dispatch=1), run(steps_per_dispatch=4), atol=1e-6)
 
 
 def test_recall_measures_what_it_was_not_trained_on(monkeypatch):
