@@ -128,20 +128,16 @@ def lowest(score: Array | jax.ShapeDtypeStruct) -> ArrayLike:
     return jnp.finfo(score.dtype).min
 
 
-@jax.custom_jvp
 def below(score: Table, largest: Float[Array, "t 1"]) -> Table:
-    """score - largest, and exactly 0 for the largest score itself.
+    """score - largest, and exactly 0 for the largest score itself; `largest` is a constant.
 
     A compiler may form the difference of score / t and a number with one rounding in place of two.
     The largest score then differs from itself by as much as its last digit is worth: at a
-    temperature of 1e-12 by more than exp can take.
+    temperature of 1e-12 by more than exp can take. A rule of its own (`jax.custom_jvp`) would say
+    this as well, but the second derivative of a scan loses such rules (JAX 0.10).
     """
-    return jnp.where(score >= largest, jnp.zeros_like(score), score - largest)
-
-
-@below.defjvp
-def below_slope(given: tuple[Array, Array], slopes: tuple[Array, Array]) -> tuple[Array, Array]:
-    return below(*given), slopes[0] - slopes[1]
+    zero = score - jax.lax.stop_gradient(score)  # with the derivative of the score
+    return jnp.where(score >= largest, zero, score - largest)
 
 
 UNSEEN = -1000.0
