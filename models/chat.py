@@ -10,6 +10,7 @@ for every message, and `<|im_start|>assistant` for the answer that is to follow.
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Iterator
 from functools import lru_cache, partial
@@ -101,15 +102,15 @@ def prompt(chat: Chat, message: str, first: bool = True) -> list[int]:
 def encoded(tokenizer: Any, *parts: str) -> list[int]:
     """The tokens of texts and special tokens, which take turns; one that the tokenizer does not
     know as such is text."""
-    plain = literal(tokenizer)
+    plain, special = literal(tokenizer)
     marks = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
     tokens, text = [], ""
 
     def read() -> list[int]:
         ids = plain.encode(text, add_special_tokens=False).ids
-        for mark in {START, END} & marks.keys():
-            if marks[mark] in ids:
-                raise CompositionError(f"the tokenizer reads {mark} in what is only text")
+        for token in ids:
+            if token in special:
+                raise CompositionError(f"the tokenizer reads {special[token]} in what is only text")
         return ids
 
     for place, part in enumerate(parts):
@@ -121,15 +122,24 @@ def encoded(tokenizer: Any, *parts: str) -> list[int]:
 
 
 @lru_cache(maxsize=8)
-def literal(tokenizer: Any) -> Any:
-    """The tokenizer as it reads what is typed: whole, and special tokens as the text they are."""
+def literal(tokenizer: Any) -> tuple[Any, dict[int, str]]:
+    """The tokenizer as it reads what is typed, whole and special tokens as the text they are, and
+    the special tokens by their ids. Where its vocabulary holds one as a piece, it reads that piece
+    all the same. What stands for unknown characters is text."""
     plain = copy.deepcopy(tokenizer)
     plain.no_truncation()
     plain.no_padding()
     marks = {START, END} & {t.content for t in plain.get_added_tokens_decoder().values()}
     plain.add_special_tokens(sorted(marks))
     plain.encode_special_tokens = True
-    return plain
+    model = json.loads(plain.to_str())["model"]
+    unknown = model.get("unk_id", plain.token_to_id(model.get("unk_token") or ""))
+    special = {
+        i: token.content
+        for i, token in plain.get_added_tokens_decoder().items()
+        if token.content in marks or (token.special and i != unknown)
+    }
+    return plain, special
 
 
 def begin(chat: Chat, capacity: int) -> Conversation:

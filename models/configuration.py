@@ -100,13 +100,12 @@ def share(config: Config, field: str, default: float) -> float:
 
 
 def epsilon(config: Config, field: str, default: float) -> float:
-    """A field that is added to a variance. Raises CompositionError, by its name, for a number that
-    is negative or not finite.
+    """A field that is added to a variance. Raises CompositionError, by its name, outside [0, 1).
 
     >>> epsilon({"rms_norm_eps": 1e-5}, "rms_norm_eps", 1e-6)
     1e-05
     """
-    return between(config, field, default, "a number of 0 or above", below=FINITE)
+    return between(config, field, default, "a small number, 0 ≤ eps < 1", below=1)
 
 
 def between(config: Config, field: str, default: float, what: str, below: float) -> float:

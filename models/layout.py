@@ -171,7 +171,7 @@ def from_theirs(
     `declared` is the tree of `term.init`, arrays or abstract. Names, shapes and types are compared
     before any array is made, so that a model takes no more memory than its file has numbers.
     Raises ParameterError that lists what is missing, what is left over, or what has another shape
-    or no floats, and for a `dtype` that is none of floats.
+    or no floats, and for a `dtype` that is none of floats or in which a number is infinite.
     """
     kind = float_type(dtype)
     flat: dict[str, Any] = flatten_dict(dict(declared), sep="/")
@@ -192,20 +192,23 @@ def from_theirs(
             theirs, parts = source[found[full]].read(), [array[at] for array in ours]
             read = rule.read(theirs, [part.shape for part in parts])
             for part, value in zip(parts, read, strict=True):
-                part[...] = value
+                write(full, part, value)
         params |= zip(rule.paths, map(jax.device_put, ours), strict=True)
     return unflatten_dict(params, sep="/")
 
 
 def float_type(dtype: Any) -> Any:
-    """The type of parameters. Raises ParameterError for one that is none of floats."""
+    """The type of parameters, float32 for float64 where jax has no 64 bits.
+
+    Raises ParameterError for a type that is none of floats.
+    """
     try:
         kind = jnp.dtype(dtype)
     except TypeError:
         kind = None
     if kind is None or not jnp.issubdtype(kind, jnp.floating):
         raise ParameterError(f"parameters are floats, such as 'bfloat16', not {dtype!r}")
-    return kind
+    return jax.dtypes.canonicalize_dtype(kind)
 
 
 def one(shape: Shape, at: Any) -> Shape:
@@ -238,6 +241,16 @@ def check_equal(copy: str, table: str, first: Stored, second: Stored) -> None:
             f"{copy} is another array than {table}, and tie_word_embeddings makes them one: where "
             "the file is right, set tie_word_embeddings to false"
         )
+
+
+def write(name: str, ours: np.ndarray, theirs: np.ndarray) -> None:
+    """Copy an array of a file into ours. Raises ParameterError for a number too large for its
+    type."""
+    with np.errstate(over="ignore"):
+        ours[...] = theirs
+    narrower = jnp.finfo(ours.dtype).max < jnp.finfo(theirs.dtype).max
+    if narrower and (np.isfinite(ours) < np.isfinite(theirs)).any():
+        raise ParameterError(f"{name} has a number that is too large for {ours.dtype.name}")
 
 
 def unwritten(shape: Shape, dtype: Any) -> np.ndarray:

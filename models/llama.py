@@ -20,6 +20,7 @@ from ..combinators import (
     rotary,
     softmax,
 )
+from ..combinators.core.errors import brief
 from .attention import causal_scores, grouped_heads
 from .configuration import (
     Config,
@@ -92,21 +93,22 @@ def turned(config: Config) -> Term:
     """The rotation that a configuration asks for, as transformers reads it: `rope_scaling`, where
     it says something, hides `rope_parameters`; either has a base before the `rope_theta` beside
     it."""
-    asked = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    asked = config.get(name) or {}
     if not isinstance(asked, Mapping):
         raise CompositionError(f"rope_parameters, or rope_scaling, are fields, not {asked!r}")
     kind = asked.get("rope_type", asked.get("type", "default"))
     require({"rope_type": kind}, rope_type=("default", *SCALINGS))
+    for field, value in asked.items():
+        if value is not None and field not in (*FIELDS, *SCALED.get(kind, ())):
+            raise CompositionError(
+                f"{name} has a {field} of {brief(repr(value))}, and rope_type {kind!r} has no such "
+                "field"
+            )
     require(asked, partial_rotary_factor=(1.0, None))
     base = positive({"rope_theta": 10000.0, **config, **asked}, "rope_theta", Real)
     if kind in SCALINGS:
         return rotary(float(base), scaling=SCALINGS[kind](config, asked))
-    for field in FIELDS:
-        if asked.get(field) is not None:
-            raise CompositionError(
-                f"rope_scaling has a {field} of {asked[field]!r} and no rope_type that uses it: "
-                f"{', '.join(SCALINGS)} do"
-            )
     return rotary(float(base))
 
 
@@ -117,9 +119,7 @@ def linear_scaling(config: Config, asked: Config) -> Any:
 def llama3(config: Config, asked: Config) -> Any:
     """The length that was trained on may also stand beside the fields, and counts before theirs."""
     field = "original_max_position_embeddings"
-    factor, low, high = (
-        positive(asked, name, Real) for name in ("factor", "low_freq_factor", "high_freq_factor")
-    )
+    factor, low, high = (positive(asked, name, Real) for name in SCALED["llama3"])
     if not low < high:
         raise CompositionError(
             f"high_freq_factor has to be above low_freq_factor, {low}, and it is {high}"
@@ -127,7 +127,11 @@ def llama3(config: Config, asked: Config) -> Any:
     return by_wavelength(factor, low, high, positive(config if field in config else asked, field))
 
 
-FIELDS = ("factor", "low_freq_factor", "high_freq_factor", "short_factor", "long_factor")
+FIELDS = (
+    "rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings",
+)  # fmt: skip
+SCALED = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
+"""The fields of every rotation, and those of each scaling."""
 SCALINGS = {"linear": linear_scaling, "llama3": llama3}
 
 

@@ -105,7 +105,7 @@ def read(file: Path) -> Source:
 def archived(file: IO[bytes], data: mmap.mmap) -> tuple[Any, Places]:
     """What a zip archive has pickled, and where its storages lie."""
     with zipfile.ZipFile(file) as archive:
-        entries = {entry.filename.partition("/")[2]: entry for entry in archive.infolist()}
+        entries = inside(archive.infolist())
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries.values()):
             raise ValueError("its archive is compressed, and torch compresses none")
         if "byteorder" in entries and archive.read(entries["byteorder"]) != b"little":
@@ -113,10 +113,26 @@ def archived(file: IO[bytes], data: mmap.mmap) -> tuple[Any, Places]:
         held, _ = unpickled(BytesIO(archive.read(entries["data.pkl"])))
     places = {}
     for name, entry in entries.items():
+        if not name.startswith("data/"):
+            continue
         sizes = struct.unpack_from("<HH", data, entry.header_offset + 26)
         start = entry.header_offset + 30 + sum(sizes)
         places[name.removeprefix("data/")] = start, start + entry.file_size
     return held, places
+
+
+def inside(listed: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
+    """The entries of an archive by their names in its folder, which is that of the first."""
+    entries: dict[str, zipfile.ZipInfo] = {}
+    root = listed[0].filename.partition("/")[0] + "/" if listed else ""
+    for entry in listed:
+        if not entry.filename.startswith(root):
+            raise ValueError(f"its entry {entry.filename} lies outside its folder {root}")
+        name = entry.filename.removeprefix(root)
+        if name in entries:
+            raise ValueError(f"its entry {entry.filename} is there twice")
+        entries[name] = entry
+    return entries
 
 
 def in_a_row(data: mmap.mmap) -> tuple[Any, Places]:
@@ -128,6 +144,8 @@ def in_a_row(data: mmap.mmap) -> tuple[Any, Places]:
     places = {}
     for key in keys:
         storage, (size,) = storages[key], struct.unpack("<q", data.read(8))
+        if key in places:
+            raise ValueError(f"its storage {shown(key)} is there twice")
         if size != storage.size:
             raise ValueError(f"a storage has {size} numbers in place of {storage.size}")
         places[key] = data.tell(), data.tell() + storage.bytes
@@ -251,6 +269,11 @@ def assigned(target: Any, items: list[Any]) -> None:
     # A key of tuples inside tuples would be hashed without end.
     if type(target) is not dict or not all(type(key) in (str, int) for key in keys):
         raise ValueError("its pickle has a dictionary whose keys are no names")
+    known = set(target)
+    for key in keys:
+        if key in known:
+            raise ValueError(f"its pickle has {shown(str(key))} twice in one dictionary")
+        known.add(key)
     target.update(zip(keys, values, strict=True))
 
 

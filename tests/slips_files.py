@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from slips import Slip, X
 
 from combinax.combinators import ParameterError, Term
@@ -38,11 +39,11 @@ def stored(arrays: dict[str, Any], dtype: str = "float32") -> dict[str, Stored]:
 FILES: dict[str, Slip] = {
     "a base of text": Slip(
         lambda: configured(rms_norm_eps="small"),
-        "rms_norm_eps has to be a number of 0 or above, and it is 'small'",
+        "rms_norm_eps has to be a small number, 0 ≤ eps < 1, and it is 'small'",
     ),
     "a factor without a type": Slip(
         lambda: configured(rope_scaling={"factor": 2.0}),
-        "rope_scaling has a factor of 2.0 and no rope_type that uses it: linear, llama3 do",
+        "rope_scaling has a factor of 2.0, and rope_type 'default' has no such field",
     ),
     "bands that cross": Slip(
         lambda: configured(
@@ -55,6 +56,11 @@ FILES: dict[str, Slip] = {
             )
         ),
         "high_freq_factor has to be above low_freq_factor, 4.0, and it is 1.0",
+    ),
+    "a number past float32": Slip(
+        lambda: read("w", {"w": np.full(X.shape, 1e300)}, "float64"),
+        "w has a number that is too large for float32",
+        ParameterError,
     ),
     "more layers than arrays": Slip(
         lambda: check_sizes({"num_hidden_layers": 9}, stored({"w": X})),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -87,6 +88,37 @@ def test_the_tokenizer_of_a_chat_stays_as_it_is():
     prompt(chatting(own), TYPED[2])
     assert own.encode(f"a{END}").ids == [*as_bytes(own, "a"), own.token_to_id(END)]
     assert not own.encode_special_tokens
+
+
+PIECES = [START, END, OTHER, "<s>", "<unk>"]
+
+
+@pytest.mark.parametrize("kind", ["unigram", "words"])
+@pytest.mark.parametrize("piece", PIECES)
+def test_a_special_token_that_is_a_piece_of_the_vocabulary_is_refused(kind, piece):
+    """Of the special tokens only the unknown one may stand for text: it does so anyway."""
+    own = pieces(kind)
+    chat = Chat(identity, {}, own, "")
+    if piece == "<unk>":
+        assert own.token_to_id(piece) in prompt(chat, f"a {piece} é")
+        return
+    for system, message in (("", f"a {piece} b"), (f"a {piece}", "b")):
+        with pytest.raises(CompositionError, match=re.escape(f"reads {piece} in what is only")):
+            prompt(chat._replace(system=system), message)
+    assert own.token_to_id("<unk>") not in prompt(chat, "a b")
+
+
+def pieces(kind: str) -> Any:
+    """A tokenizer whose vocabulary holds the special tokens, too, as Unigram's do."""
+    texts = [*PIECES, *"abder sitnuy\n<>/|_", "user", "assistant"]
+    if kind == "words":
+        made = Tokenizer(models.WordLevel({t: i for i, t in enumerate(texts)}, "<unk>"))
+        made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    else:
+        scores = [(text, -float(len(text) == 1)) for text in texts]
+        made = Tokenizer(models.Unigram(scores, PIECES.index("<unk>")))
+    made.add_special_tokens(PIECES)
+    return made
 
 
 def test_a_token_that_the_model_lacks_is_named():

@@ -44,6 +44,7 @@ LOSSES = {
     "a loss and more": (lambda p, b, r: (p, 1, {}), "('float32[]', 'int32[]', {})"),
     "a complex number": (lambda p, b, r: (p * 1j, 1), "('complex64[]', 'int32[]')"),
     "a text": (lambda p, b, r: (p, "1"), "('float32[]', \"'1'\")"),
+    "a key": (lambda p, b, r: (p, r), "('float32[]', 'key<fry>[]')"),
     "nothing": (lambda p, b, r: None, "None"),
 }
 
@@ -74,7 +75,19 @@ BATCHES = {
     "a generator a step": (
         lambda s: (b for b in [BATCH]), "and batches(0) is a generator of several: write lambda st"
     ),
-    "texts": (lambda s: ["a"], "batches are arrays, and batch 0 holds 'a'"),
+    "texts": (lambda s: ["a"], "or of random keys, and batch 0[0] is 'a'"),
+    "an array of texts": (
+        lambda s: {"x": BATCH, "y": np.array(["a"]) if s else BATCH},
+        "and batch 1['y'] is array(['a'], dtype='<U1')",
+    ),
+    "an array of objects": (lambda s: np.array([None]), "and batch 0 is array([None]"),
+    "dates": (lambda s: (BATCH, np.array(["2020"], "M8[D]")), "and batch 0[1] is array(['2020"),
+    "an abstract key": (
+        lambda s: jax.eval_shape(lambda: KEY), "and batch 0 is ShapeDtypeStruct(shape=()"
+    ),
+    "a key, then numbers": (
+        lambda s: BATCH if s else KEY, "batch 1 is float32[2, 3], and the first was key<fry>[]"
+    ),
     "another shape": (
         lambda s: BATCH[: 2 - s // 5],
         "batch 5 is float32[1, 3], and the first was float32[2, 3]: every batch has the tree, the "
@@ -126,6 +139,10 @@ OTHERS = {
         dict(params={"a": {"b": jnp.zeros(2, int)}}),
         "parameters are arrays of floats, and params['a']['b'] is int32[2]",
     ),
+    "an array of texts": (
+        dict(params={"a": np.array(["b"])}),
+        "parameters are arrays of floats, and params['a'] is array(['b']",
+    ),
     "a text": (dict(params={"a": "b"}), "parameters are arrays of floats, and params['a'] is 'b'"),
     "steps of floats": (dict(steps=6.0), "got 6.0 steps, 2 to a dispatch"),
     "steps in words": (dict(steps="6"), "got '6' steps, 2 to a dispatch"),
@@ -138,6 +155,27 @@ def test_other_arguments_of_another_kind(other):
     changes, text = OTHERS[other]
     with pytest.raises(ContextError if "rng" in changes else ValueError, match=re.escape(text)):
         trained(**changes)
+
+
+def test_batches_of_random_keys():
+    """Five steps, three to a dispatch, against one after the other."""
+
+    def noisy(params, batch, rng):
+        noise = jax.vmap(lambda key: jax.random.normal(key, (3,)))(batch["key"])
+        return jnp.sum((params - batch["x"] - noise) ** 2), 6
+
+    def batches(step):
+        return {"x": BATCH, "key": jax.random.split(jax.random.key(step))}
+
+    got, history = trained(loss=noisy, batches=batches, steps=5, steps_per_dispatch=3)
+    params, losses = 0.0, []
+    for i in range(5):
+        noise = [np.asarray(jax.random.normal(key, (3,))) for key in batches(i)["key"]]
+        target = BATCH + np.stack(noise)
+        losses.append(np.mean((params - target) ** 2))
+        params -= 0.25 * 2 * np.mean(params - target)
+    np.testing.assert_allclose(history.loss, losses, rtol=1e-5)
+    np.testing.assert_allclose(got, params, rtol=1e-5)
 
 
 @pytest.mark.parametrize("params", [0.0, np.zeros(()), np.float64(0), jnp.zeros((), jnp.bfloat16)])

@@ -142,7 +142,10 @@ def test_what_differs_is_said_by_path(like, text, small):
         ({"a": {"b": "text"}}, {}, r"\['a'\]\['b'\] holds <U4, and arrays of numbers are saved"),
         ([np.array([object()])], {}, r"\[0\] holds object, and arrays of numbers"),
         ({"a": np.ones(1, np.longdouble)}, {}, r"\['a'\] holds \w+, which orbax does not store"),
-        ({(1, 2): np.ones(1)}, {}, r"a name is a text or an integer, and here it is \(1, 2\)"),
+        ({(1, 2): np.ones(1)}, {}, r"^\[\(1, 2\)\] is named by neither an integer nor a text"),
+        ({"a": [{"\ud800": np.ones(1)}]}, {}, r"^\['a'\]\[0\]\['\\ud800'\] is named by neither"),
+        ({}, {"width": ["\udfff"]}, "the word 'width' holds a text that is not Unicode"),
+        ({}, {"\ud800": 1}, r"the word '\\ud800' holds"),
         ({"a": np.ones(1)}, {"checkpoint": 1}, "the word 'checkpoint' is taken"),
     ],
 )
@@ -150,6 +153,15 @@ def test_what_is_not_saved(tree, words, text, tmp_path):
     with pytest.raises(ValueError, match=text):
         save(tmp_path / "run", tree, words)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("tree", [{}, None, (), {"a": np.zeros((0, 3), np.float16)}, {"a": [None]}])
+def test_a_tree_without_numbers(tree, tmp_path):
+    assert save(tmp_path, np.ones(1), {}) != save(tmp_path, tree, {"width": 2})
+    for like in (None, tree):
+        found, words = load(tmp_path, like)
+        same(found, tree)
+        assert words == {"width": 2}
 
 
 def test_words_that_are_no_json_change_nothing(small):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -85,10 +86,17 @@ def test_the_length_beside_the_fields_counts():
 @pytest.mark.parametrize(
     "asked, text",
     [
-        ({"factor": 2.0}, "rope_scaling has a factor of 2.0 and no rope_type that uses it"),
+        ({"factor": 2.0}, "has a factor of 2.0, and rope_type 'default' has no such field"),
         ({"rope_type": "default", "type": "linear", "factor": 2.0}, "has a factor of 2.0"),
         ({"rope_type": None, "type": "linear", "factor": 2.0}, "rope_type None is not supported"),
         ({"low_freq_factor": 1.0}, "has a low_freq_factor of 1.0"),
+        (
+            {**LINEAR, "low_freq_factor": 1.0},
+            "has a low_freq_factor of 1.0, and rope_type 'linear'",
+        ),
+        ({**LINEAR, "attention_factor": 3.0}, "has a attention_factor of 3.0, and"),
+        ({"full_attention": {"rope_theta": 5e5}}, "has a full_attention of {'rope_theta': 500000"),
+        ({**LINEAR, "factor": {}}, "factor has to be a positive number, and it is {}"),
         ({**LINEAR, "factor": float("nan")}, "factor has to be a positive number, and it is nan"),
         ({**LINEAR, "factor": -2.0}, "factor has to be a positive number, and it is -2.0"),
         ({**LINEAR, "factor": "2"}, "factor has to be a positive number, and it is '2'"),
@@ -112,9 +120,9 @@ def test_rotations_that_are_refused(field, asked, text):
 @pytest.mark.parametrize(
     "config, field, values",
     [
-        (LLAMA, "rms_norm_eps", [float("nan"), -1.0, float("inf"), "1e-6", None, True, 10**39]),
+        (LLAMA, "rms_norm_eps", [float("nan"), -1.0, float("inf"), "1e-6", None, True, 10**39, 1]),
         (BERT, "layer_norm_eps", [float("nan"), -1.0, float("-inf"), [], None]),
-        (GPT2, "layer_norm_epsilon", [float("nan"), -1e-5, {}, None]),
+        (GPT2, "layer_norm_epsilon", [float("nan"), -1e-5, {}, None, 1.0]),
         (BERT, "hidden_dropout_prob", [-0.1, 1.0, float("nan"), "0.1"]),
         (BERT, "attention_probs_dropout_prob", [1, None]),
         (GPT2, "resid_pdrop", [2.0]),
@@ -228,6 +236,26 @@ def test_many_names_are_listed_briefly(tmp_path):
     place = folder(tmp_path / "model", CONFIG, **more)
     with pytest.raises(ParameterError, match=r"^\S+ 100 weights of the .* x011 and 88 more$"):
         load(place)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "number, dtype", [(1e300, "float32"), (-1e300, "bfloat16"), (7e4, "float16")]
+)
+def test_a_number_that_is_too_large_for_its_type(number, dtype, tmp_path):
+    norm = np.array([1, number, np.inf, np.nan])
+    place = folder(tmp_path / "model", CONFIG, **{"model.norm.weight": norm})
+    with jax.enable_x64(True):
+        found = load(place, "float64").params["rms_norm"]["scale"]
+        np.testing.assert_array_equal(found, norm)
+    with pytest.raises(
+        ParameterError,
+        match=rf"model\.safetensors': model\.norm\.weight has a number .* too large for {dtype}",
+    ):
+        load(place, dtype)
+    if number > 1e5:  # without 64 bits, float64 is float32
+        with pytest.raises(ParameterError, match="too large for float32"):
+            load(place, "float64")
 
 
 @pytest.mark.parametrize("dtype", ["int8", "nonsense", "bool"])

@@ -170,7 +170,7 @@ def test_positions_are_scaled_as_in_llama_cpp(fields, factor, tmp_path):
         ),
         (
             {"llama.attention.layer_norm_rms_epsilon": (Kind.FLOAT32, float("nan"))},
-            "rms_norm_eps has to be a number of 0 or above, and it is nan",
+            "rms_norm_eps has to be a small number, 0 ≤ eps < 1, and it is nan",
         ),
         ({"llama.rope.dimension_count": (Kind.UINT32, 1)}, "rope.dimension_count 1 is not sup"),
         ({"llama.attention.key_length": (Kind.UINT32, 4)}, "key_length 4 is not supported"),

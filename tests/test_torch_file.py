@@ -126,6 +126,46 @@ def test_storages_past_the_file_are_refused(tmp_path):
         read(file)
 
 
+@pytest.mark.parametrize(
+    "entry, text",
+    [
+        ("other/data/0", "its entry other/data/0 lies outside its folder"),
+        ("data.pkl", "its entry data.pkl lies outside its folder"),
+        ("{root}/data/0", "its entry {root}/data/0 is there twice"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_an_archive_is_one_folder_of_distinct_entries(entry, text, tmp_path):
+    file = write(tmp_path / "pytorch_model.bin", "good/kinds")
+    with zipfile.ZipFile(file, "a") as archive:
+        root = archive.namelist()[0].partition("/")[0]
+        archive.writestr(entry.format(root=root), bytes(64))
+    with pytest.raises(ValueError, match=rf"pytorch_model\.bin'.*{text.format(root=root)}"):
+        read(file)
+
+
+def test_only_the_folder_of_data_holds_storages(tmp_path):
+    expected = read(write(tmp_path / "pytorch_model.bin", "good/kinds"))
+    file = write(tmp_path / "more.bin", "good/kinds")
+    with zipfile.ZipFile(file, "a") as archive:
+        root = archive.namelist()[0].partition("/")[0]
+        archive.writestr(f"{root}/0", bytes(64))
+    chex.assert_trees_all_equal(
+        *(
+            {name: stored.read() for name, stored in source.items()}
+            for source in (expected, read(file))
+        )
+    )
+
+
+def test_a_name_twice_in_a_pickle_is_refused(tmp_path):
+    file = tmp_path / "pytorch_model.bin"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02}(X\x01\0\0\0wNX\x01\0\0\0wNu.")
+    with pytest.raises(ValueError, match="its pickle has w twice in one dictionary"):
+        read(file)
+
+
 def test_the_weights_of_the_oracle_are_those_of_its_configuration():
     assert WEIGHTS["model.embed_tokens.weight"].shape == (
         CONFIG["vocab_size"], CONFIG["hidden_size"],

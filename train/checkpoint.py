@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..models.disk import flush, legible, locked, read_fields, regular, replaced, steady, writing
-from .described import Leaf, described, differences, leaf_from, rebuilt
+from .described import Leaf, described, differences, leaf_from, rebuilt, unicode
 
 __all__ = ["Mismatch", "load", "save"]
 
@@ -48,15 +48,18 @@ def save(folder: Path, params: Any, words: dict[str, Any]) -> Path:
 
     `params` is any tree of arrays; random keys are arrays, too. A killed writer leaves what was
     saved before or what is saved now, and two writers wait for each other. Raises ValueError, by
-    its path, for a leaf that is no array of numbers, and OSError, which names the file, where it
-    cannot be written; what was saved before is then still whole.
+    its path, for a leaf that is no array of numbers or a name that is not Unicode, and OSError,
+    which names the file, where it cannot be written; what was saved before is then still whole.
     """
     if FIELD in words:
         raise ValueError(f"the word {FIELD!r} is taken: it says where the arrays are")
     nodes, values, leaves = described(params)
     arrays = {str(i): numbers(*pair) for i, pair in enumerate(zip(leaves, values, strict=True))}
     kept: dict[str, Any] = {"tree": nodes, "leaves": leaves}
-    json.dumps([words, kept])  # raises before anything is written
+    json.dumps(kept)  # raises before anything is written
+    for name, word in words.items():
+        if not unicode(json.dumps({name: word}, ensure_ascii=False)):
+            raise ValueError(f"the word {name!r} holds a text that is not Unicode")
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder), ExitStack() as undo:
         new = folder / f"{ARRAYS}{secrets.token_hex(4)}"
@@ -164,6 +167,9 @@ def value(leaf: Leaf, array: np.ndarray) -> Any:
 
 
 def write(folder: Path, arrays: dict[str, np.ndarray]) -> None:
+    if not arrays:  # orbax refuses to save nothing
+        folder.mkdir()
+        return
     import orbax.checkpoint as orbax  # half a second, so where it is used
 
     handler = orbax.PyTreeCheckpointHandler(use_compression=False)
@@ -176,6 +182,8 @@ def restored(folder: Path, stores: Sequence[tuple[tuple[int, ...], str]]) -> lis
     import orbax.checkpoint as orbax
 
     sought = {str(i): store for i, store in enumerate(stores) if math.prod(store[0])}
+    if not sought:
+        return [np.zeros(*store) for store in stores]
     handler = orbax.PyTreeCheckpointHandler(use_compression=False)
     with closing(orbax.Checkpointer(handler)) as checkpointer, legible(folder, "orbax", *DAMAGES):
         metadata = checkpointer.metadata(folder.absolute()).item_metadata

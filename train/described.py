@@ -18,7 +18,7 @@ from jax.tree_util import keystr
 
 from ..models.disk import shown
 
-__all__ = ["Leaf", "described", "differences", "leaf_from", "rebuilt"]
+__all__ = ["Leaf", "described", "differences", "leaf_from", "rebuilt", "unicode"]
 
 LISTED = 5
 """How many differences an error lists."""
@@ -37,7 +37,7 @@ def described(tree: Any) -> tuple[Any, list[Any], list[Leaf]]:
     """The nodes of a tree, with a number in the place of each leaf, the leaves, and what they are.
 
     Raises ValueError, by its path, for a leaf that is no array of numbers, or a name of a dict that
-    is neither a text nor an integer.
+    is neither a text of Unicode nor an integer.
 
     >>> nodes, _, leaves = described({"a": (np.ones(2), None)})
     >>> nodes, leaves[0].path, leaves[0].shape
@@ -45,7 +45,7 @@ def described(tree: Any) -> tuple[Any, list[Any], list[Leaf]]:
     """
     with_paths, structure = jax.tree.flatten_with_path(tree)
     leaves = [leaf_of(keystr(path), leaf) for path, leaf in with_paths]
-    nodes = node(tree, jax.tree.unflatten(structure, range(len(leaves))))
+    nodes = node(tree, jax.tree.unflatten(structure, range(len(leaves))), "")
     return nodes, [leaf for _, leaf in with_paths], leaves
 
 
@@ -63,17 +63,33 @@ def leaf_of(path: str, leaf: Any) -> Leaf:
     return Leaf(path, tuple(leaf.shape), np.dtype(dtype).name)
 
 
-def node(tree: Any, numbered: Any) -> Any:
+def node(tree: Any, numbered: Any, path: str) -> Any:
     """A tree for JSON: as it is, and with numbers in the place of leaves, whose dicts jax sorts."""
     if numbered is None or isinstance(numbered, int):
         return numbered
     if isinstance(tree, Mapping):
-        if wrong := [name for name in tree if type(name) not in (str, int)]:
-            raise ValueError(f"a name is a text or an integer, and here it is {wrong[0]!r}")
-        return {"dict": [[name, node(inner, numbered[name])] for name, inner in tree.items()]}
+        for name in tree:
+            if type(name) is not int and not (type(name) is str and unicode(name)):
+                raise ValueError(
+                    f"{path}[{name!r}] is named by neither an integer nor a text of Unicode"
+                )
+        inner = [
+            [name, node(child, numbered[name], f"{path}[{name!r}]")] for name, child in tree.items()
+        ]
+        return {"dict": inner}
     sides = [jax.tree_util.flatten_one_level(side)[0] for side in (tree, numbered)]
-    inner = [node(*pair) for pair in zip(*sides, strict=True)]
+    pairs = enumerate(zip(*sides, strict=True))
+    inner = [node(child, at, f"{path}[{i}]") for i, (child, at) in pairs]
     return {type(tree).__name__: inner}
+
+
+def unicode(text: str) -> bool:
+    """Whether a text can be written as UTF-8: a lone surrogate cannot.
+
+    >>> unicode("é"), unicode("\\ud800")
+    (True, False)
+    """
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def leaf_from(path: Any, shape: Any, dtype: Any, generator: Any) -> Leaf:

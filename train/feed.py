@@ -7,9 +7,11 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import keystr
 
-from .step import NUMBERS, Batch, shown
+from .step import Batch, is_key, numeric, shown
 
 __all__ = ["Group", "groups"]
 
@@ -35,9 +37,14 @@ def groups(
     source = drawn(batches, first, steps)
     while group := [*islice(source, min(size, every - first % every))]:
         count = len(group)
-        rows = jax.tree.map(lambda *rows: np.stack(rows), *group, *group[-1:] * (size - count))
+        rows = jax.tree.map(stacked, *group, *group[-1:] * (size - count))
         yield Group(first, count, np.arange(size) < count, rows)
         first += count
+
+
+def stacked(*rows: Any) -> Any:
+    """Leaves on a new first axis; NumPy knows nothing of random keys."""
+    return jnp.stack(rows) if is_key(rows[0]) else np.stack(rows)
 
 
 def drawn(batches: Callable[[int], Batch], first: int, steps: int) -> Iterator[Batch]:
@@ -53,8 +60,12 @@ def drawn(batches: Callable[[int], Batch], first: int, steps: int) -> Iterator[B
                 f"batches(step) is one batch, and batches({step}) is a {type(batch).__name__} of "
                 "several: write lambda step: next(iterator)"
             )
-        if strange := [leaf for leaf in jax.tree.leaves(batch) if not isinstance(leaf, NUMBERS)]:
-            raise ValueError(f"batches are arrays, and batch {step} holds {strange[0]!r:.60}")
+        for path, leaf in jax.tree.leaves_with_path(batch):
+            if not numeric(leaf) and not is_key(leaf):
+                raise ValueError(
+                    "batches are arrays of numbers or of random keys, and batch "
+                    f"{step}{keystr(path)} is {leaf!r:.60}"
+                )
         held = jax.tree.map(shown, batch)
         like = held if like is None else like
         if held != like:

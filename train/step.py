@@ -28,7 +28,18 @@ Params = Any
 Loss = Callable[[Params, Batch, Array], tuple[ArrayLike, ArrayLike]]
 """(params, batch, rng) -> (sum, count); see `loss.cross_entropy`."""
 
-NUMBERS = (Array, np.ndarray, np.generic, int, float)
+
+def numeric(value: Any) -> bool:
+    """Whether a leaf is a number or an array of numbers; random keys and texts are none."""
+    kind = getattr(value, "dtype", np.dtype(float))
+    return isinstance(value, (Array, np.ndarray, np.generic, int, float)) and (
+        jnp.issubdtype(kind, np.number) or jnp.issubdtype(kind, np.bool_)
+    )
+
+
+def is_key(value: Any) -> bool:
+    """Whether a leaf is an array of random keys."""
+    return isinstance(value, Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
 class State(NamedTuple):
@@ -69,7 +80,7 @@ def start(optimizer: optax.GradientTransformation, params: Params, rng: Array) -
 
 def parameter(path: Any, value: Any) -> Array:
     """A leaf of the parameters as an array whose type no step changes."""
-    if not isinstance(value, NUMBERS) or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
+    if not numeric(value) or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
         raise ValueError(
             f"parameters are arrays of floats, and params{jax.tree_util.keystr(path)} is "
             f"{shown(value)}"
@@ -79,7 +90,7 @@ def parameter(path: Any, value: Any) -> Array:
 
 def shown(value: Any) -> str:
     """A leaf in the words of an error: its type and shape, or what else it is."""
-    if not isinstance(value, NUMBERS):
+    if not numeric(value) and not is_key(value):
         return f"{value!r:.60}"
     return f"{jnp.result_type(value)}{list(np.shape(value))}"
 
@@ -126,7 +137,7 @@ def counted(given: Any) -> tuple[ArrayLike, ArrayLike]:
     """What a loss gives, once it is sure that it is a sum and a count."""
 
     def number(part: Any) -> bool:
-        return isinstance(part, NUMBERS) and not np.shape(part) and not jnp.iscomplexobj(part)
+        return numeric(part) and not np.shape(part) and not jnp.iscomplexobj(part)
 
     if not isinstance(given, (tuple, list)) or len(given) != 2 or not all(map(number, given)):
         raise ValueError(
