@@ -22,7 +22,7 @@ from .core.guards import as_names
 from .core.kinds import Kind, Width, fits
 from .core.leaf import Leaf, Stage, spread
 from .core.marks import Marks, Rows
-from .core.pairs import check_pairs
+from .core.pairs import answered, check_pairs
 from .core.parameter import Parameter
 from .core.records import Scores
 from .core.source import PACKAGE
@@ -175,7 +175,7 @@ class bias(Stage):
         """What a function of marks adds to the scores of a tile."""
         if isinstance(self.what, Bias):
             return self.what.tile(operands, Marks(query, key))
-        return self.what(query, key)
+        return answered(self, self.what(query, key))
 
     def apply(self, params: Mapping[str, Array], x: Scores, context: Context) -> Scores:
         operands = self.operands(params, context)

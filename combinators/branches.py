@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from .compose import listed
-from .core.arguments import as_term, at_least
+from .core.arguments import as_term, at_least, integer
 from .core.context import Context
 from .core.errors import CompositionError
 from .core.execution import Run
@@ -70,6 +70,10 @@ class Join(Branches):
     parts: tuple[Term, ...]
     axis: int = -1
     word = "join"
+
+    def __post_init__(self):
+        integer("axis of join", self.axis)
+        super().__post_init__()
 
     def text(self, write: Write) -> str:
         axis = f", axis={self.axis}" if self.axis != -1 else ""

@@ -12,6 +12,7 @@ from .core.errors import CompositionError
 from .core.guards import as_names
 from .core.kinds import told
 from .core.marks import PairFunction, Rows
+from .core.pairs import answered
 from .core.source import reference
 from .intervals.program import Program
 from .intervals.three_valued import ANYTHING, Maybe, truth
@@ -218,7 +219,7 @@ class predicate(Predicate):
         return names, names
 
     def __call__(self, query: Rows, key: Rows) -> Bool[Array, "t s"]:
-        return truth(self.function(query, key))
+        return truth(answered(self, self.function(query, key)))
 
     def __repr__(self) -> str:
         names = f", {self.names!r}" if self.names else ""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from .core.arguments import as_term, at_least
+from .core.arguments import as_term, at_least, integer
 from .core.context import Context
 from .core.errors import CompositionError
 from .core.execution import Run
@@ -123,6 +123,7 @@ class Each(Wrapper):
 
     def __post_init__(self):
         super().__post_init__()
+        integer("axis of each", self.axis)
         for name in self.fixed:
             if name not in self.known:
                 raise unread(f"each keeps {name!r} whole for", name, self.term, self.known, "knows")

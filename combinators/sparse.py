@@ -8,6 +8,7 @@ from jax import Array
 from jaxtyping import Bool
 
 from .core.arguments import at_least
+from .core.kinds import symbolic
 from .core.term import form
 from .core.types import Table, Visible
 from .softmax import RowNormalizer, largest_visible, lowest, shown, softmax
@@ -27,12 +28,9 @@ class Sparsemax(RowNormalizer):
         # Relative to the largest, a score at or below -1 has weight 0, and so has a hidden one.
         z = shown(score, visible, 0) - largest_visible(score, visible)[:, None]
         z = jnp.maximum(shown(z, visible, -2), -2)
-        ordered = -jnp.sort(-z, -1)
-        rank = jnp.arange(1, z.shape[-1] + 1, dtype=z.dtype)
-        total = jnp.cumsum(ordered, -1)
-        support = jnp.sum(1 + rank * ordered > total, -1, keepdims=True)
-        least = jnp.take_along_axis(total, jnp.maximum(support - 1, 0), -1)
-        tau = (least - 1) / support.astype(z.dtype)
+        ordered, rank = in_order(z)
+        inside, size = support(z, 1 + rank * ordered > jnp.cumsum(ordered, -1))
+        tau = (jnp.sum(z, -1, where=inside, keepdims=True) - 1) / size
         return shown(jnp.maximum(z - tau, 0), visible, 0)
 
 
@@ -47,15 +45,37 @@ class Entmax15(RowNormalizer):
     def weights(self, score: Table, visible: Visible) -> Table:
         z = (shown(score, visible, 0) - largest_visible(score, visible)[:, None]) / 2
         z = jnp.maximum(shown(z, visible, -2), -2)
-        ordered = -jnp.sort(-z, -1)
-        rank = jnp.arange(1, z.shape[-1] + 1, dtype=z.dtype)
+        ordered, rank = in_order(z)
         mean = jnp.cumsum(ordered, -1) / rank
         spread = jnp.cumsum(jnp.square(ordered), -1) - rank * jnp.square(mean)
-        left = jnp.maximum((1 - spread) / rank, 0)
-        tau = mean - jnp.where(left > 0, jnp.sqrt(jnp.where(left > 0, left, 1)), 0)
-        support = jnp.sum(tau <= ordered, -1, keepdims=True)
-        chosen = jnp.take_along_axis(tau, jnp.maximum(support - 1, 0), -1)
-        return shown(jnp.square(jnp.maximum(z - chosen, 0)), visible, 0)
+        inside, size = support(z, mean - root((1 - spread) / rank) <= ordered)
+        mean = jnp.sum(z, -1, where=inside, keepdims=True) / size
+        spread = jnp.sum(jnp.square(z - mean), -1, where=inside, keepdims=True)
+        tau = mean - root((1 - spread) / size)
+        return shown(jnp.square(jnp.maximum(z - tau, 0)), visible, 0)
+
+
+def in_order(z: Table) -> tuple[Table, Array]:
+    """The scores of each row in descending order, as constants, and their ranks from 1."""
+    ordered = -jnp.sort(-jax.lax.stop_gradient(z), -1)
+    return ordered, jnp.arange(1, z.shape[-1] + 1, dtype=z.dtype)
+
+
+def support(z: Table, within: Bool[Array, "t s"]) -> tuple[Bool[Array, "t s"], Table]:
+    """Where the support of each row is, and its size; `within` tells which ranks belong to it.
+
+    The threshold follows from the support, so no derivative passes through a sort.
+    """
+    ordered, rank = in_order(z)
+    last = jnp.maximum(jnp.sum(within, -1, keepdims=True), 1)
+    least = jnp.min(ordered, -1, where=rank <= last, initial=0, keepdims=True)
+    inside = ~(z < least)  # NaN is inside, so it stays visible
+    return inside, jnp.sum(inside, -1, keepdims=True, dtype=z.dtype)
+
+
+def root(x: Table) -> Table:
+    """√max(x, 0), with derivative 0 where it is 0."""
+    return jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1)), 0)
 
 
 sparsemax = Sparsemax()
@@ -101,6 +121,18 @@ def foremost(score: Table, visible: Visible, count: int) -> Bool[Array, "t s"]:
     """Where the `count` largest visible scores of each row stand, of equal ones the earlier."""
     least = jnp.asarray(lowest(score))
     above = jnp.maximum(jax.lax.stop_gradient(score) + 0.0, jnp.nextafter(least, 0.0))  # -0 is 0
-    _, best = jax.lax.top_k(shown(above, visible, least), min(count, score.shape[-1]))
-    chosen = jnp.put_along_axis(jnp.zeros(score.shape, bool), best, True, -1, inplace=False)
+    ranked = shown(jnp.where(jnp.isnan(above), jnp.inf, above), visible, least)
+    last = nth_largest(ranked, count)
+    larger, level = ranked > last, ranked == last
+    room = count - jnp.sum(larger, -1, keepdims=True)
+    chosen = larger | level & (jnp.cumsum(level, -1) <= room)
     return chosen if visible is None else chosen & visible
+
+
+def nth_largest(table: Table, count: int) -> Table:
+    """The `count`-th largest number of each row, or the least of a row with fewer: (t, 1)."""
+    columns = table.shape[-1]
+    if symbolic((columns,)):  # top_k takes a number, which a symbol may fall short of
+        table = jnp.pad(table, ((0, 0), (0, count)), constant_values=lowest(table))
+        columns = count
+    return jax.lax.top_k(table, min(count, columns))[0][:, -1:]

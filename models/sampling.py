@@ -67,7 +67,10 @@ def placed(values: Array, places: Array, logits: Array) -> Array:
     """The values at their places, and -inf elsewhere: such a token is never drawn."""
     kind = logits.dtype if jnp.issubdtype(logits.dtype, jnp.floating) else values.dtype
     nothing = jnp.full(logits.shape, -jnp.inf, kind)
-    return jnp.put_along_axis(nothing, places, values.astype(kind), -1, inplace=False)
+    put = lambda row, places, values: row.at[places].set(values)  # noqa: E731
+    for _ in range(logits.ndim - 1):
+        put = jax.vmap(put)
+    return put(nothing, places, values.astype(kind))
 
 
 def largest(logits: Array, count: int) -> Array:

@@ -103,6 +103,10 @@ CASES = {
         (BATCH, 32, WIDTH),
     ),
 }
+SIMPLEX = {
+    str(how): Case(lookup(mask(causal) @ score(scaled_dot), how), (BATCH, 8, WIDTH))
+    for how in (sparsemax, entmax15, top_k(2), hardmax)
+}
 BATCHES, ROWS, DIVIDED = P("data"), P(None, "data"), ("heads", "vocabulary")
 MOVED = re.compile(r" (all-gather|all-to-all|collective-permute)(-start)?\(")
 
@@ -135,6 +139,12 @@ def explicit(case: Case, rows: P, divided: tuple[str, ...] = (), entered: bool =
     assert tuple(spec)[: len(rows)] == tuple(rows), spec
 
 
+def eager(case: Case, rows: P) -> None:
+    """Outside jit, where a transpose runs after the mesh is explicit again."""
+    with jax.set_mesh(MESHES["explicit"]):
+        case.agrees(case.run(*case.placed(MESHES["explicit"], rows)))
+
+
 def mapped(case: Case) -> None:
     """`jax.shard_map` with its default checks, and the gradient through it."""
     specs = P(), BATCHES, BATCHES
@@ -156,7 +166,7 @@ def mapped_gradient(case: Case) -> None:
 
 
 def cases() -> Any:
-    words, chosen, union, _ = CASES.values()
+    words, chosen, union, summed = CASES.values()
     for name, case in CASES.items():
         yield f"automatic: {name}", automatic, (case,)
     yield "automatic, heads: union", automatic, (union, DIVIDED)
@@ -164,6 +174,11 @@ def cases() -> Any:
     yield "explicit, heads: words", explicit, (words, BATCHES, DIVIDED)
     yield "explicit, rows: union", explicit, (union, ROWS)
     yield "explicit, not entered: union", explicit, (union, BATCHES, (), False)
+    yield "explicit, rows: features", explicit, (summed, ROWS)
+    for name, case in {"union": union, "features": summed, **SIMPLEX}.items():
+        yield f"eager: {name}", eager, (case, BATCHES)
+    for name, case in SIMPLEX.items():
+        yield f"explicit, rows: {name}", explicit, (case, ROWS)
     for name in ("chosen", "union", "features"):
         yield f"shard_map: {name}", mapped, (CASES[name],)
     yield "gradient in shard_map: union", mapped_gradient, (union,)

@@ -250,6 +250,44 @@ REFUSED: dict[str, Slip] = {
         lambda: lifted(lambda x: x.reshape(5, 4)),
         "may look at all rows at once, so it cannot run step by step; write pointwise(…)",
     ),
+    "an axis that is a letter": Slip(
+        lambda: each(identity, axis=cast(Any, "a")), "axis of each is an integer, not 'a'"
+    ),
+    "an axis that is a truth": Slip(
+        lambda: each(identity, axis=True), "axis of each is an integer, not True"
+    ),
+    "an axis of a join that is no integer": Slip(
+        lambda: join(identity, axis=cast(Any, 1.0)), "axis of join is an integer, not 1.0"
+    ),
+    "a predicate without a return": Slip(
+        lambda: run(mask(predicate(cast(Any, lambda query, key: None))) @ SCORED), "gives None"
+    ),
+    "a bias without a return": Slip(
+        lambda: run(bias(lambda query, key: None) @ SCORED), "gives None"
+    ),
+    "context that is a word": Slip(
+        lambda: (identity + read("m"))({}, X, m="train"),
+        "m holds arrays, not a str",
+        ContextError,
+    ),
+    "several keys": Slip(
+        lambda: dropout(0.5)({}, X, rng=jax.random.split(KEY)),
+        "rng is one key, and here it has shape (2,); jax.vmap maps a batch of keys",
+        ContextError,
+    ),
+    "several keys for init": Slip(
+        lambda: linear(4).init(jax.random.split(KEY), X), "rng is one key", ContextError
+    ),
+    "an option of stepwise at start": Slip(
+        lambda: stepwise(linear(4)).start(linear(4).init(KEY, X), X, capacity=16, dtype="bfloat16"),
+        "no stage reads 'dtype', and start does not take it: write stepwise(term, dtype=…)",
+        ContextError,
+    ),
+    "a name that start does not know": Slip(
+        lambda: stepwise(linear(4)).start(linear(4).init(KEY, X), X, capacity=16, mode="train"),
+        "no stage reads 'mode'; this term knows",
+        ContextError,
+    ),
 }  # fmt: skip
 
 

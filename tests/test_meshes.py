@@ -19,5 +19,5 @@ def outcomes() -> dict[str, str]:
 
 
 def test_on_eight_devices(outcomes: dict[str, str]):
-    assert len(outcomes) == 13
+    assert len(outcomes) == 24
     assert {name: text for name, text in outcomes.items() if text} == {}

@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 from plain import quick, single
 
 from combinax.combinators import *
-from combinax.models import multi_head
+from combinax.models import greedy, keep_top_k, keep_top_p, multi_head
 
 LENGTH, BLOCK = 130, 48
 LONG = {
@@ -299,8 +299,11 @@ def exported(term: Term, *constraints: str, **context: Any) -> Any:
         (head(mask(causal), how=row_sum, function=features(jax.nn.softplus)), {}),
         (compose(dictionary, rotary(), position_embed(8), sinusoidal()), {}),
         (repeat(2, identity + linear(4) @ multi_head(4, 2)), {}),
+        (join(*(head(mask(causal), how=how) for how in (top_k(2), hardmax, sparsemax))), {}),
+        (keep_top_p(0.9) @ keep_top_k(3), {}),
+        (greedy, {}),
     ],
-    ids=["head", "union", "features", "positions", "repeat"],
+    ids=["head", "union", "features", "positions", "repeat", "top_k", "keep", "greedy"],
 )  # fmt: skip
 def test_one_program_for_every_length(term: Term, context: dict[str, Any]):
     program, params = exported(term, "t <= 8", **context)

@@ -26,6 +26,7 @@ __all__ = [
     "at_least",
     "boolean",
     "floats",
+    "integer",
     "is_number",
     "number",
     "one_sequence",
@@ -106,6 +107,12 @@ def at_least(least: int, term: object, **numbers: object) -> None:
             raise CompositionError(
                 f"{name} of {word} is an integer of at least {least}, not {told(number)}"
             )
+
+
+def integer(what: str, value: object) -> None:
+    """Raise CompositionError unless the value is an integer."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise CompositionError(f"{what} is an integer, not {told(value)}")
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -27,6 +27,8 @@ __all__ = [
     "check_rows", "entering", "fit", "is_key",
 ]  # fmt: skip
 
+NUMBERS = bool, int, float, complex, Range
+
 OPTIONAL = frozenset({"rng", "positions"})
 """Context that every term takes and none needs: a random key, and the positions of rows."""
 
@@ -49,8 +51,13 @@ def check_numbers(what: str, x: Value) -> None:
 def entering(term: Term, x: Value, names: Mapping[str, Value]) -> tuple[Value, dict[str, Value]]:
     """x and context as a term runs on them, with positions and row metadata as int32.
 
-    Raises ContextError for positions that are no integers, and for numbers outside int32.
+    Raises ContextError for what is no array, positions that are no integers, and numbers outside
+    int32.
     """
+    for name in sorted((term.reads | {"positions"}) & names.keys()):
+        for leaf in jax.tree.leaves(names[name]):
+            if not hasattr(leaf, "dtype") and not isinstance(leaf, NUMBERS):
+                raise ContextError(f"{name} holds arrays, not a {type(leaf).__name__}")
     names = numbered(names, term.row_facts | {"positions"})
     if not isinstance(positions := names.get("positions"), (Range, NoneType)):
         check_positions(positions)
@@ -77,10 +84,14 @@ def check_positions(positions: ArrayLike) -> None:
 
 
 def check_key(rng: Value) -> None:
-    """Raise ContextError unless rng is a random key."""
+    """Raise ContextError unless rng is one random key."""
     if not is_key(rng):
         got = "None" if rng is None else show(rng)
         raise ContextError(f"rng takes a key, jax.random.key(0), and gets {got}")
+    if jnp.issubdtype(rng.dtype, jax.dtypes.prng_key) and rng.ndim:
+        raise ContextError(
+            f"rng is one key, and here it has shape {rng.shape}; jax.vmap maps a batch of keys"
+        )
 
 
 def is_key(value: Value) -> bool:

@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from jaxtyping import PyTree
 
 from .arguments import NOTHING
-from .check import check_context, check_input, check_rows, entering, is_key
+from .check import check_context, check_input, check_key, check_rows, entering, is_key
 from .context import Context, OwnNames
 from .errors import CompositionError, Line, ParameterError, TermError, brief
 from .execution import Form, Labelled, Mappable, Name, Repeated, Run, SharedPart, put
@@ -185,6 +185,7 @@ class Init:
                 "init takes a key and an input, term.init(jax.random.key(0), x), with x an array "
                 "or abstract: jax.ShapeDtypeStruct((5, 4), float)"
             )
+        check_key(rng)
         declared, _ = declare(self.term, x, context)
         inside = isinstance(rng, Tracer) or isinstance(jnp.zeros(()), Tracer)  # another trace
         make = made if inside else made_quickly

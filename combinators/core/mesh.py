@@ -8,7 +8,7 @@ compiler's, and no type speaks of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
@@ -25,8 +25,9 @@ from jaxtyping import PyTree
 from .types import Axes
 
 __all__ = [
-    "compiler_divides", "concatenated", "divided_alike", "entries_at", "explicit_array", "lowering",
-    "on_mesh", "partitions", "type_like", "undivided", "varying_alike",
+    "compiler_divides", "concatenated", "divided_alike", "divided_as", "entries_at",
+    "explicit_array", "lowering", "on_mesh", "partitions", "program", "type_like", "undivided",
+    "varying_alike",
 ]  # fmt: skip
 
 Tree = TypeVar("Tree")
@@ -75,26 +76,68 @@ def compiler_divides(
     function: Callable[..., PyTree[Array]], like: Array, axes: int = 1
 ) -> Callable[..., PyTree[Array]]:
     """The function with explicit axes automatic inside; the first `axes` dimensions of each result
-    are divided as those of `like`."""
-    sharding = sharding_of(like)
+    are divided as those of `like`. It has no derivative outside jit: see `program`."""
+    sharding = first_axes(like, axes)
     explicit = sharding.mesh.explicit_axes
-    if not explicit:
-        return function
-    spec = PartitionSpec(*sharding.spec[:axes])
-    return auto_axes(function, axes=explicit, out_sharding=NamedSharding(sharding.mesh, spec))
+    return auto_axes(function, axes=explicit, out_sharding=sharding) if explicit else function
+
+
+def first_axes(like: Array, axes: int) -> NamedSharding:
+    """How the first dimensions of an array are divided."""
+    sharding = sharding_of(like)
+    return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:axes]))
+
+
+def program(
+    function: Callable[..., PyTree[Array]], like: Array, axes: int = 1, **options: Hashable
+) -> Callable[..., PyTree[Array]]:
+    """`compiler_divides` as one compiled program, so that its derivatives run on its own mesh.
+
+    Outside jit a transpose runs when the mesh is explicit again, where automatic types are refused.
+    Equal functions with equal options share a program.
+    """
+    sharding = first_axes(like, axes)
+    if not sharding.mesh.explicit_axes:
+        return partial(function, **options)
+    return partial(compiled, function=function, sharding=sharding, options=(*options.items(),))
+
+
+@partial(jax.jit, static_argnames=("function", "sharding", "options"))
+def compiled(
+    *arrays: Array, function: Callable[..., PyTree[Array]], sharding: NamedSharding,
+    options: tuple[tuple[str, Hashable], ...],
+) -> PyTree[Array]:  # fmt: skip
+    run = partial(function, **dict(options))
+    return auto_axes(run, axes=sharding.mesh.explicit_axes, out_sharding=sharding)(*arrays)
+
+
+def side_by_side(*tables: Array) -> Array:
+    return jnp.concatenate(tables, -1)
 
 
 def concatenated(tables: Sequence[Array]) -> Array:
     """Tables (T, s) side by side, their rows divided as those of the first table that has them so;
     masks (s,) one after the other."""
     like = next((table for table in tables if sharding_of(table).spec[0]), tables[0])
-    return compiler_divides(lambda *tables: jnp.concatenate(tables, -1), like)(*tables)
+    return program(side_by_side, like)(*tables)
+
+
+def entries(table: Array, index: Array, **options: Any) -> Array:
+    return table.at[index].get(**options)
 
 
 def entries_at(table: Array, index: Array, **options: Any) -> Array:
     """table[index], divided as the index is; options are those of `table.at[index].get`."""
-    take = lambda table, index: table.at[index].get(**options)  # noqa: E731
-    return compiler_divides(take, index, index.ndim)(table, index)
+    return program(entries, index, index.ndim, **options)(table, index)
+
+
+def divided_as(rows: Array, like: Array) -> Array:
+    """Rows that explicit axes divide as the first dimension of `like`."""
+    sharding = sharding_of(like)
+    if not sharding.mesh.explicit_axes or sharding_of(rows).spec[0] == sharding.spec[0]:
+        return rows
+    spec = PartitionSpec(sharding.spec[0], *sharding_of(rows).spec[1:])
+    return reshard(rows, NamedSharding(sharding.mesh, spec))
 
 
 def undivided(rows: Array) -> Array:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from functools import lru_cache
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,16 @@ from .dependence import UNKNOWN, axes_of
 from .errors import CompositionError
 from .marks import Marks
 
-__all__ = ["check_pairs"]
+__all__ = ["answered", "check_pairs"]
+
+Answer = TypeVar("Answer")
+
+
+def answered(what: object, answer: Answer | None) -> Answer:
+    """What a function of marks gives; raises CompositionError for None."""
+    if answer is None:
+        raise CompositionError(f"{what!r} gives None: its function lacks a return")
+    return answer
 
 
 def check_pairs(

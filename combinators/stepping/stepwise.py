@@ -22,8 +22,8 @@ from jaxtyping import Int, PyTree
 from ..compose import Compose
 from ..core.apply import call
 from ..core.arguments import as_term, at_least
-from ..core.check import check_integers, check_names, check_numbers, entering
-from ..core.context import OwnNames
+from ..core.check import check_context, check_integers, check_names, check_numbers, entering
+from ..core.context import Context, OwnNames
 from ..core.dtypes import row_numbers
 from ..core.errors import CompositionError, ContextError, ParameterError
 from ..core.kinds import show, spec
@@ -52,6 +52,13 @@ class Starter:
         at_least(1, "start", capacity=capacity)
         plan = Plan(capacity, self.rewind, self.dtype, self.one_by_one)
         given = {name: v for name, v in context.items() if name != "rng" and v is not None}
+        for name in ("dtype", "one_by_one", "rewind"):
+            if name in given.keys() - self.term.reads:
+                raise ContextError(
+                    f"no stage reads {name!r}, and start does not take it: write "
+                    f"stepwise(term, {name}=…)"
+                )
+        check_context(self.term, Context(given))
         x, context = entering(self.term, spec(x), given)
         x = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), x)
         # An array of shape (0, …) takes no memory and records a shape and a type.

@@ -20,7 +20,7 @@ from jax.core import Tracer
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from ..core.mesh import compiler_divides, lowering, partitions, type_like, varying_alike
+from ..core.mesh import lowering, partitions, program, type_like, varying_alike
 from .grid import Side
 from .sweep import Fold, Sum, Sweep, put_in, taken
 
@@ -128,5 +128,4 @@ def fold(what: Fold, operands: Sequence[Array]) -> list[Array]:
     """The results of a fold. Its derivatives of every order and its vmap are sweeps as well."""
     pairs = zip(operands, what.inputs, strict=True)
     rows = next(x for x, slicing in pairs if slicing.side is Side.ROWS)
-    run = compiler_divides(partial(tile_fold.bind, what=what), rows)
-    return run(*varying_alike(operands))
+    return program(tile_fold.bind, rows, what=what)(*varying_alike(operands))

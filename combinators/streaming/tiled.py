@@ -25,6 +25,7 @@ from ..core.errors import CompositionError
 from ..core.execution import Run, put, select
 from ..core.leaf import Leaf
 from ..core.marks import Marks, Range, Rows, numbers
+from ..core.mesh import divided_as, undivided
 from ..core.parameter import Declarations, Parameter, is_parameter
 from ..core.records import Entries, Scores, Weights
 from ..core.types import Outputs, Params, Value
@@ -177,7 +178,11 @@ class BranchRun:
         parts = []
         if self.stream.features is not None:
             phi = feature_map(self.stream.features, context)
-            denominator, numerator = summed(phi, x, grid)
+            # Blocks of rows are cut here, which rows that an explicit axis divides cannot be.
+            whole = x.replace(query=undivided(x.query))
+            denominator, numerator = (
+                divided_as(rows, x.query) for rows in summed(phi, whole, grid)
+            )
             parts = [Partial(jnp.zeros_like(denominator), denominator, numerator)]
             grid = in_part(grid)
         operands = Operands()
