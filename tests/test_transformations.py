@@ -268,7 +268,7 @@ def test_derivatives_are_limits_of_differences(kind: str, name: str):
         values = np.array([float(this.along(jnp.float64(n * h))) for n in range(-2, 3)])
         wanted = np.dot(DIFFERENCES[order], values) / (12 * h**order)
         found = quick(derivative(this.along))(jnp.float64(0))
-    # Rounding of 1e-16 over h², of numbers that are sums of some hundreds. A step moves an embedding
+    # Rounding of 1e-16 over h², of sums of some hundreds. A step moves an embedding
     # of size 0.02 by h, and (h / 0.02)⁴ is left.
     np.testing.assert_allclose(found, wanted, 1e-5, 1e-5)
 
