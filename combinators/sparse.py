@@ -29,7 +29,7 @@ class Sparsemax(RowNormalizer):
         z = shown(score, visible, 0) - largest_visible(score, visible)[:, None]
         z = jnp.maximum(shown(z, visible, -2), -2)
         ordered, rank = in_order(z)
-        inside, size = support(z, 1 + rank * ordered > jnp.cumsum(ordered, -1))
+        inside, size = support(z, ordered, (jnp.cumsum(ordered, -1) - 1) / rank)
         tau = (jnp.sum(z, -1, where=inside, keepdims=True) - 1) / size
         return shown(jnp.maximum(z - tau, 0), visible, 0)
 
@@ -48,7 +48,7 @@ class Entmax15(RowNormalizer):
         ordered, rank = in_order(z)
         mean = jnp.cumsum(ordered, -1) / rank
         spread = jnp.cumsum(jnp.square(ordered), -1) - rank * jnp.square(mean)
-        inside, size = support(z, mean - root((1 - spread) / rank) <= ordered)
+        inside, size = support(z, ordered, mean - root((1 - spread) / rank))
         mean = jnp.sum(z, -1, where=inside, keepdims=True) / size
         spread = jnp.sum(jnp.square(z - mean), -1, where=inside, keepdims=True)
         tau = mean - root((1 - spread) / size)
@@ -61,15 +61,16 @@ def in_order(z: Table) -> tuple[Table, Array]:
     return ordered, jnp.arange(1, z.shape[-1] + 1, dtype=z.dtype)
 
 
-def support(z: Table, within: Bool[Array, "t s"]) -> tuple[Bool[Array, "t s"], Table]:
-    """Where the support of each row is, and its size; `within` tells which ranks belong to it.
+def support(z: Table, ordered: Table, tau: Table) -> tuple[Bool[Array, "t s"], Table]:
+    """Where the support of each row is, and its size; `tau` holds the threshold for each size.
 
-    The threshold follows from the support, so no derivative passes through a sort.
+    The threshold follows from the support, so no derivative passes through a sort. The support is
+    what lies above the threshold of its size. It is not compared with its own least score, which a
+    compiler may have computed with another rounding.
     """
-    ordered, rank = in_order(z)
-    last = jnp.maximum(jnp.sum(within, -1, keepdims=True), 1)
-    least = jnp.min(ordered, -1, where=rank <= last, initial=0, keepdims=True)
-    inside = ~(z < least)  # NaN is inside, so it stays visible
+    last = jnp.maximum(jnp.sum(tau < ordered, -1, keepdims=True), 1)
+    sizes = jnp.arange(1, tau.shape[-1] + 1)
+    inside = ~(z <= jnp.sum(tau, -1, where=sizes == last, keepdims=True))  # NaN stays visible
     return inside, jnp.sum(inside, -1, keepdims=True, dtype=z.dtype)
 
 
