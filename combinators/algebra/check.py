@@ -105,8 +105,8 @@ Sides = Callable[[Any], tuple[Any, Any]]
 def instances(law: Law, program: Program) -> Iterator[tuple[str, Sides]]:
     """What a law says of a program: two functions of x, with a text."""
     term, params, _, context = program
-    if law.sides:
-        yield equation(term), lambda x: law.sides(term, params, x, **context)  # type: ignore[misc]
+    if both := law.sides:
+        yield equation(term), lambda x: both(term, params, x, **context)
     for found in rewrites(term, program.declared, directions([law])):
         if isinstance(found, Rewrite):
             new = applied(found, program)

@@ -33,6 +33,9 @@ __all__ = ["Derivation", "Step", "derive", "simplify"]
 EXPANSIONS = 200
 """Terms from which a search for a target looks further before it gives up."""
 
+DETOUR = 12
+"""Words that a term on the way may have beyond those of the longer end of the chain."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Step:
@@ -241,6 +244,7 @@ def searched(term: Term, target: Term, sight: Sight, laws: list[Direction]) -> l
     wanted, count = words(target), itertools.count()
     open_: list[tuple[int, int, Term, list[Rewrite]]] = [(0, next(count), term, [])]
     known, refused = {term}, dict[str, None]()
+    longest = max(wanted.total(), words(term).total()) + DETOUR  # some laws lengthen without end
     for _ in range(EXPANSIONS):
         if not open_:
             break
@@ -250,10 +254,9 @@ def searched(term: Term, target: Term, sight: Sight, laws: list[Direction]) -> l
         for found in sight.steps(term, laws):
             if isinstance(found, Refused):
                 refused[str(found)] = None
-            elif found.term not in known:
+            elif found.term not in known and (has := words(found.term)).total() <= longest:
                 known.add(found.term)
-                apart = (wanted - words(found.term)) + (words(found.term) - wanted)
-                key = apart.total() + len(chain)
+                key = (wanted - has).total() + (has - wanted).total() + len(chain)
                 heapq.heappush(open_, (key, next(count), found.term, [*chain, found]))
     why = "".join(f"\n  {reason}" for reason in [*refused][:3])
     raise CompositionError(
