@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy64
 import pytest
-from plain import normal, quick
+from plain import drawn, normal
 
 from combinax.combinators import (
     Bias,
@@ -21,6 +21,12 @@ from combinax.combinators import (
     by_wavelength,
     causal,
     compose,
+    cosine,
+    distance,
+    dot,
+    entmax15,
+    features,
+    gelu,
     identity,
     interpolated,
     layer_norm,
@@ -30,13 +36,16 @@ from combinax.combinators import (
     normalize,
     predicate,
     project,
+    repeat,
     rms_norm,
     rotary,
+    row_sum,
     scaled_dot,
     score,
     sinusoidal,
     softcap,
     softmax,
+    sparsemax,
     streamed,
     temperature,
 )
@@ -49,6 +58,17 @@ def head(*stages):
     return compose(aggregate(), normalize(softmax), *stages, score(scaled_dot), ROWS)
 
 
+def optimized(function):
+    """Compiled as users compile, not as conftest.py does."""
+    options: dict = {
+        "xla_backend_optimization_level": 3,
+        "xla_llvm_disable_expensive_passes": False,
+    }
+    if jax.__version__.startswith("0.10."):
+        options["xla_cpu_use_fusion_emitters"] = True
+    return jax.jit(function, compiler_options=options)
+
+
 def test_a_row_of_huge_scores_takes_its_largest():
     """Compiled, logits / t less their maximum is rounded once, the maximum twice: 22 of 48 rows
     were 0 or NaN at 1e-12."""
@@ -56,12 +76,34 @@ def test_a_row_of_huge_scores_takes_its_largest():
     scores = np.where(np.tri(24, dtype=bool), x @ x.T, -np.inf)
     term = head(temperature(t), mask(causal))
     for way in (materialized(term), streamed(term, block=8)):
-        y, gradient = jax.jit(lambda x, way=way: jax.vjp(lambda x: way({}, x), x))(X)
+        y, gradient = optimized(lambda x, way=way: jax.vjp(lambda x: way({}, x), x))(X)
         np.testing.assert_allclose(y, x[scores.argmax(1)], rtol=1e-6)
-        assert np.isfinite(jax.jit(gradient)(y)[0]).all()
+        assert np.isfinite(optimized(gradient)(y)[0]).all()
     total = compose(log_sum_exp, temperature(t), mask(causal), score(scaled_dot), ROWS)
     largest = scores.max(1) / 2 / t
-    np.testing.assert_allclose(jax.jit(total)({}, X), largest, rtol=1e-6)
+    np.testing.assert_allclose(optimized(total)({}, X), largest, rtol=1e-6)
+
+
+SCANNED = {
+    "softmax": (softmax, scaled_dot), "distance": (softmax, distance), "gelu": (gelu, cosine),
+    "sparsemax": (sparsemax, dot), "entmax15": (entmax15, dot),
+    "row_sum": (row_sum, features(jnp.exp)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCANNED)
+def test_second_derivatives_in_a_scan_of_layers(name):
+    """Reverse over reverse is forward over forward; a rule of one's own was lost in the scan."""
+    how, function = SCANNED[name]
+    layer = compose(aggregate(), normalize(how), mask(causal), score(function), project(4))
+    term = repeat(2, layer)
+    with jax.enable_x64(True):
+        x, way = normal(6, 4, seed=1), normal(6, 4, seed=2)
+        params = drawn(term, x)
+        along = lambda t: jnp.vdot(way, term(params, x + t * way))  # noqa: E731
+        slope = lambda t: jax.jvp(along, (t,), (1.0,))[1]  # noqa: E731
+        forward = jax.jit(lambda t: jax.jvp(slope, (t,), (1.0,))[1])(0.0)
+        np.testing.assert_allclose(jax.jit(jax.grad(jax.grad(along)))(0.0), forward, rtol=1e-9)
 
 
 def test_the_largest_weight_has_the_slope_of_its_score():
@@ -69,9 +111,9 @@ def test_the_largest_weight_has_the_slope_of_its_score():
     scores = jnp.array([[1.0, 3.0, 2.5]])
     of = lambda z: softmax({}, z)[0]  # noqa: E731
     w = np.asarray(jax.nn.softmax(scores[0]))
-    slope = quick(jax.jacobian(of))(scores)[:, 0]
+    slope = jax.jit(jax.jacobian(of))(scores)[:, 0]
     np.testing.assert_allclose(slope, np.diag(w) - np.outer(w, w), atol=1e-6)
-    curve = quick(jax.hessian(lambda z: of(z)[0]))(scores)[0, :, 0]
+    curve = jax.jit(jax.hessian(lambda z: of(z)[0]))(scores)[0, :, 0]
     d = np.eye(3)[0] - w
     right = w[0] * (np.outer(d, d) - np.diag(w) + np.outer(w, w))
     np.testing.assert_allclose(curve, right, atol=1e-6)
@@ -147,7 +189,7 @@ def test_marks_that_answer_for_pairs_in_a_way_of_their_own(name):
     x = np.asarray(X, np.float64)
     right = numpy64.attend(x, x, x, NEAR)
     term = streamed(head(mask(PAIRED[name])), block=8)
-    np.testing.assert_allclose(quick(term)({}, X), right, atol=1e-5)
+    np.testing.assert_allclose(jax.jit(term)({}, X), right, atol=1e-5)
 
 
 MEANT: dict[str, Any] = {"eps": "1e-5", "cap": "5", "nothing": None, "fast": "4"}
