@@ -85,12 +85,8 @@ def one(query, key):
 
 
 def fast(function):
-    """A function compiled fast rather than to run fast, two fifths sooner; its results are NumPy's.
-
-    What a test then does with the numbers is not compiled again, operation by operation.
-    """
-    options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-    compiled = jax.jit(function, compiler_options=options)
+    """A compiled function with results of NumPy: a test's own arithmetic is then not compiled."""
+    compiled = jax.jit(function)
 
     def run(*arguments, **context) -> Any:
         return jax.tree.map(np.asarray, compiled(*arguments, **context))

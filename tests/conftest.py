@@ -2,6 +2,7 @@
 
 import os
 from importlib.metadata import version
+from pathlib import Path
 
 from hypothesis import settings
 
@@ -15,5 +16,19 @@ os.environ["XLA_FLAGS"] = " ".join([*CHEAP, os.environ.get("XLA_FLAGS", "")])
 settings.register_profile("combinax", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("combinax")
 
-from examples import this  # noqa: E402, F401  fixtures, now that JAX may be imported
+import jax  # noqa: E402  now that the flags are set
+import pytest  # noqa: E402
+from examples import this  # noqa: E402, F401  fixtures
 from prose import prose  # noqa: E402, F401
+
+MAPS = Path("/proc/self/maps")
+MOST_MAPS = 30_000
+"""Linux gives a process 65,530 maps of memory. Each compiled program takes some, and where none is
+left, the compiler crashes."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def room_for_programs():
+    """Forget what was compiled, between files of tests, before a process runs out of maps."""
+    if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
+        jax.clear_caches()

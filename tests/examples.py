@@ -24,14 +24,6 @@ NAMESPACE = {
     "catalogue": catalogue,
     "jax": jax,
 }
-# Values do not depend on how well XLA optimizes, and a test waits for the compiler alone.
-quick = functools.partial(
-    jax.jit,
-    compiler_options={
-        "xla_backend_optimization_level": 0,
-        "xla_llvm_disable_expensive_passes": True,
-    },
-)
 ENTRIES = {**CATALOGUE, **{f"models.{name}": entry for name, entry in MODELS.items()}}
 
 

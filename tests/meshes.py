@@ -26,7 +26,6 @@ from jax.sharding import PartitionSpec as P
 from combinax.combinators import *
 
 BATCH, WIDTH, VOCABULARY = 8, 4, 8
-OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 TYPES = {"automatic": AxisType.Auto, "explicit": AxisType.Explicit}
 MESHES = {
     name: jax.make_mesh((4, 2), ("data", "model"), (kind,) * 2) for name, kind in TYPES.items()
@@ -58,7 +57,7 @@ class Case:
         first = jax.tree.map(lambda leaf: leaf[0], (self.x, self.context))
         self.params = term.init(jax.random.key(0), first[0], **first[1])
         self.axes = axes(term, first[0], **first[1])
-        self.wanted = jax.jit(self.run, compiler_options=OPTIONS)(self.params, self.x, self.context)
+        self.wanted = jax.jit(self.run)(self.params, self.x, self.context)
 
     def value(self, params: Any, x: Any, context: Any) -> Any:
         return each(self.term)(params, x, **context, **self.rng)
@@ -114,7 +113,7 @@ MOVED = re.compile(r" (all-gather|all-to-all|collective-permute)(-start)?\(")
 def automatic(case: Case, divided: tuple[str, ...] = ()) -> None:
     """The compiler divides, and no part of the batch goes to another device."""
     arguments = case.placed(MESHES["automatic"], BATCHES, divided)
-    compiled = jax.jit(case.run).lower(*arguments).compile(OPTIONS)
+    compiled = jax.jit(case.run).lower(*arguments).compile()
     found = compiled(*arguments)
     case.agrees(found)
     assert found[0].sharding.shard_shape(found[0].shape)[0] == BATCH // 4
@@ -128,7 +127,7 @@ def explicit(case: Case, rows: P, divided: tuple[str, ...] = (), entered: bool =
     """The type of the result tells that the batch is divided as it was; with the mesh entered, or
     known from the arguments alone."""
     arguments = case.placed(MESHES["explicit"], rows, divided)
-    run = jax.jit(case.run, compiler_options=OPTIONS)
+    run = jax.jit(case.run)
     if entered:
         with jax.set_mesh(MESHES["explicit"]):
             found = run(*arguments)
@@ -153,7 +152,7 @@ def mapped(case: Case) -> None:
     def run(params: Any, x: Any, context: Any) -> Any:
         return case.run(params, x, context, value)
 
-    case.agrees(jax.jit(run, compiler_options=OPTIONS)(case.params, case.x, case.context))
+    case.agrees(jax.jit(run)(case.params, case.x, case.context))
 
 
 def mapped_gradient(case: Case) -> None:
@@ -162,7 +161,7 @@ def mapped_gradient(case: Case) -> None:
     run = jax.shard_map(
         case.run, mesh=MESHES["automatic"], in_specs=specs, out_specs=(BATCHES, P())
     )
-    case.agrees(jax.jit(run, compiler_options=OPTIONS)(case.params, case.x, case.context))
+    case.agrees(jax.jit(run)(case.params, case.x, case.context))
 
 
 def cases() -> Any:

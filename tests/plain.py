@@ -9,15 +9,6 @@ import numpy as np
 from jax.typing import DTypeLike
 from numpy64 import attend
 
-# Values do not depend on how well XLA optimizes, and a test waits for the compiler alone.
-quick = functools.partial(
-    jax.jit,
-    compiler_options={
-        "xla_backend_optimization_level": 0,
-        "xla_llvm_disable_expensive_passes": True,
-    },
-)
-
 
 def rms_norm(x, scale, eps=1e-6):
     return x / np.sqrt(np.mean(x**2, -1, keepdims=True) + eps) * scale
@@ -78,7 +69,7 @@ def layer(params, index):
 
 @functools.cache
 def compiled(term):
-    return quick(term)
+    return jax.jit(term)
 
 
 def run(term, params, x, **context):
@@ -94,7 +85,7 @@ def check_derivative(term, params, x, **context):
     """
     shape = jax.eval_shape(lambda params: term(params, x, **context), params).shape
     asked = normal(*shape, seed=2)
-    loss = quick(jax.value_and_grad(lambda params: jnp.vdot(asked, term(params, x, **context))))
+    loss = jax.jit(jax.value_and_grad(lambda params: jnp.vdot(asked, term(params, x, **context))))
     _, gradient = loss(params)
     for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
         assert np.isfinite(leaf).all(), path

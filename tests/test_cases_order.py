@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from plain import normal, quick
+from plain import normal
 
 from combinax.combinators import *
 
@@ -53,13 +53,13 @@ def stepped(term, x, sizes, capacity=16, axis=0, **context):
     """What steps over chunks of these sizes give, side by side, and what the whole gives."""
     params = term.init(jax.random.key(0), x, **context)
     start, step = stepwise(term)
-    step = quick(step)
+    step = jax.jit(step)
     chunks = jnp.split(x, np.cumsum(sizes)[:-1], axis)
     state, results = start(params, chunks[0], capacity, **context), []
     for chunk in chunks:
         state, y = step(params, state, chunk)
         results.append(y)
-    return np.concatenate(results, axis), np.asarray(quick(term)(params, x, **context))
+    return np.concatenate(results, axis), np.asarray(jax.jit(term)(params, x, **context))
 
 
 # Case 4: rings

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy64
 import pytest
-from plain import check_derivative, drawn, normal, quick
+from plain import check_derivative, drawn, normal
 
 from combinax.combinators import *
 from combinax.models import keys
@@ -198,9 +198,9 @@ def test_a_union_of_own_entries_streams(name):
         term, memory = UNIONS[name], normal(5, 4, seed=3)
         x = normal(7, 4)
         params = drawn(term, x, memory=memory)
-        whole = quick(term)(params, x, memory=memory)
+        whole = jax.jit(term)(params, x, memory=memory)
         for block in ((2, 2), (3, 5)):
-            y = quick(streamed(term, block))(params, x, memory=memory)
+            y = jax.jit(streamed(term, block))(params, x, memory=memory)
             np.testing.assert_allclose(y, whole, rtol=1e-12)
     assert "streamed in 2 × 2" in str(describe(streamed(term, 2), X, memory=MEMORY))
 

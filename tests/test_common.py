@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from catalogue import CATALOGUE, DRAWING, MODELS, TOOLS, Entry
-from examples import ENTRIES, cast, floats, inner, of_floats, quick, shapes, spec, tables, walk
+from examples import ENTRIES, cast, floats, inner, of_floats, shapes, spec, tables, walk
 
 from combinax import combinators, models
 from combinax.combinators import (
@@ -117,7 +117,7 @@ def test_vmap_is_each_is_a_loop(this):
     xs, contexts = this.batch()
     whole = {**contexts, **{k: v for k, v in this.context.items() if k == "rng"}}
 
-    @quick
+    @jax.jit
     def both(params, xs, contexts, whole):
         def one(x, context):
             return this.term(params, x, **context)
@@ -149,7 +149,7 @@ def test_float64_and_derivatives(this):
             jnp.asarray(generator.standard_normal(np.shape(leaf))) for leaf in floats(this.value)
         ]
 
-        @quick
+        @jax.jit
         def derivatives(moving, tangent, cotangent):
             y, push = jax.linearize(value, moving)
             pushed = push(tangent)
@@ -179,7 +179,7 @@ def test_bfloat16(this):
     # A table of scores or weights is at least float32, whatever the type of what it is made from.
     if isinstance(x, (Scores, Weights)):
         x = dataclasses.replace(x, **tables(this.x))
-    y = quick(this.term)(params, x, **context)
+    y = jax.jit(this.term)(params, x, **context)
     assert all(np.isfinite(np.float32(leaf)).all() for leaf in floats(y))
     assert {leaf.dtype for leaf in tables(y).values()} <= {jnp.dtype(jnp.float32)}
     rest = dataclasses.replace(y, **dict.fromkeys(tables(y))) if tables(y) else y
@@ -250,7 +250,7 @@ def test_a_row_that_sees_nothing(this):
     assert term != this.term or x is not this.x
     moving, value = of_floats(term, (this.params, x, this.context))
 
-    @quick
+    @jax.jit
     def run(moving, cotangent):
         y, pull = jax.vjp(value, moving)
         return y, pull(cotangent)[0]
@@ -289,6 +289,6 @@ def test_stacked_and_separate_layers(this):
     chex.assert_trees_all_equal(back, this.params)
     assert spec(unstack(this.term, separate)) == spec(separate)
     assert spec(stack(this.term, back)) == spec(back)
-    unrolled = quick(this.term)(separate, this.x, **this.context)
+    unrolled = jax.jit(this.term)(separate, this.x, **this.context)
     # A scan fuses less than an unrolled loop.
     chex.assert_trees_all_close(unrolled, this.value, rtol=1e-5, atol=2e-6)

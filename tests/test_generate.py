@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from plain import drawn
 from sampling import agree
-from test_stepwise_cases import BODY, POSITIONED, TOKENS, WIDTH, model, quick
+from test_stepwise_cases import BODY, POSITIONED, TOKENS, WIDTH, model
 
 from combinax import models
 from combinax.combinators import *
@@ -34,7 +34,7 @@ PROMPT: Any = TOKENS[:4]
 
 @functools.cache
 def compiled(term):
-    return quick(term)
+    return jax.jit(term)
 
 
 def rerun(term, params, prompt, count, choose: Term = identity, rng=None, **context):
@@ -117,7 +117,7 @@ def test_log_probabilities():
     term = POSITIONED["learned"]
     params = drawn(term, TOKENS)
     made = generate(term, params, PROMPT, 6, choose=temperature(3.0), keep=log_probability)
-    whole = quick(term)(params, np.concatenate([PROMPT, made.tokens]))
+    whole = jax.jit(term)(params, np.concatenate([PROMPT, made.tokens]))
     logs = jax.nn.log_softmax(whole[len(PROMPT) - 1 : -1])
     agree(made.kept, jnp.take_along_axis(logs, made.tokens[:, None], -1)[:, 0])
 

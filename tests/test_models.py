@@ -14,7 +14,7 @@ import numpy as np
 import plain
 import pytest
 from numpy64 import gelu, sigmoid
-from plain import drawn, normal, quick, run
+from plain import drawn, normal, run
 
 import combinax.combinators as c
 from combinax import models
@@ -110,7 +110,7 @@ def test_derivative(name):
 @pytest.mark.parametrize("name", ["gpt", "block_post_norm"])
 def test_first_values_keep_the_scale(name):
     term, x, _ = MODELS[name]
-    y = quick(lambda rng: term(term.init(rng, x), x))(jax.random.key(0))
+    y = jax.jit(lambda rng: term(term.init(rng, x), x))(jax.random.key(0))
     assert 1e-2 < np.std(y) < 10
 
 
@@ -129,7 +129,7 @@ def test_vocabulary_is_exported():
 
 
 def of_flax(module: Any, params, *inputs, **options):
-    return np.asarray(quick(module.apply)({"params": params}, *inputs, **options))
+    return np.asarray(jax.jit(module.apply)({"params": params}, *inputs, **options))
 
 
 def flax_attention(params, x, memory, visible=None):
@@ -167,7 +167,7 @@ def test_grouped_heads_are_those_of_jax(count, groups):
     slots = params["heads"]["heads"]["project"]
     query = np.einsum("td,dgio->tgio", X, slots["query"]["kernel"]).reshape(T, count, -1)
     key, value = (np.einsum("td,dgo->tgo", X, slots[name]["kernel"]) for name in ("key", "value"))
-    attention = quick(functools.partial(jax.nn.dot_product_attention, is_causal=True))
+    attention = jax.jit(functools.partial(jax.nn.dot_product_attention, is_causal=True))
     expected = attention(query, key, value).reshape(T, -1) @ params["output"]["kernel"]
     # jax.nn takes its scores in float32, whatever goes in.
     np.testing.assert_allclose(run(term, params, X), expected, rtol=1e-5, atol=1e-5)
@@ -300,7 +300,7 @@ def test_encoder_decoder_of_tokens_with_one_table():
 
 def influence(term, params, x, **context):
     """How much output row t depends on input row s: (T, S)."""
-    jacobian = quick(jax.jacrev(lambda x: term(params, x, **context)))(x)
+    jacobian = jax.jit(jax.jacrev(lambda x: term(params, x, **context)))(x)
     return np.abs(jacobian).sum((1, 3))
 
 
@@ -320,7 +320,7 @@ def test_encoder_sees_everything(name):
 def test_every_row_reads_all_of_the_memory():
     term, x, context = MODELS["reading_decoder"]
     params = drawn(term, x, **context)
-    jacobian = quick(jax.jacrev(lambda memory: term(params, x, memory=memory)))(MEMORY)
+    jacobian = jax.jit(jax.jacrev(lambda memory: term(params, x, memory=memory)))(MEMORY)
     assert (np.abs(jacobian).sum((1, 3)) > 0).all()
 
 

@@ -39,14 +39,6 @@ from catalogue import (
 from combinax import models
 from combinax.combinators import *
 
-# Values do not depend on how well XLA optimizes, and a test waits for the compiler alone.
-quick = functools.partial(
-    jax.jit,
-    compiler_options={
-        "xla_backend_optimization_level": 0,
-        "xla_llvm_disable_expensive_passes": True,
-    },
-)
 CHUNKS = ((5,), (2, 1, 2))
 PER_ROW = frozenset({"positions", "segments", "kind", "table"})
 ONCE = frozenset({"memory"})
@@ -248,7 +240,7 @@ def test_steps_are_the_whole(name):
                 lambda leaf, draw=draw: jnp.asarray(draw.standard_normal(leaf.shape), leaf.dtype),
                 jax.eval_shape(case.term.init, jax.random.key(0), x, **facts),
             )
-            whole, stepped = quick(functools.partial(both, case))(params, x, context)
+            whole, stepped = jax.jit(functools.partial(both, case))(params, x, context)
         for y in stepped:
             chex.assert_trees_all_close(y, whole, rtol=tolerance, atol=tolerance)
 

@@ -20,7 +20,6 @@ from combinax import models
 from combinax.combinators import *
 
 WIDTH, TOKENS = 8, np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], np.int32)
-quick: Any = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def model(*stages: Term, entries: Any = project, seen: Any = causal, layers: int = 2) -> Term:
@@ -44,7 +43,7 @@ def fed(term: Term, params: Any, x: Any, sizes: Any, capacity: int = 16, **optio
     """What the steps give, and the last state."""
     start, step = stepwise(term, **options)
     state, parts, at = start(params, x[:1], capacity), [], 0
-    compiled = quick(step)
+    compiled: Any = jax.jit(step)
     for size in sizes:
         state, y = compiled(params, state, x[at : at + size])
         parts.append(y)
@@ -59,7 +58,7 @@ def test_cached_generation_is_the_full_forward(name, sizes):
     term = POSITIONED[name]
     params = drawn(term, TOKENS)
     tree = unstack(term, params) if sizes == (3, 2) else params
-    agree(fed(term, tree, TOKENS[:5], sizes)[0], quick(term)(params, TOKENS[:5]))
+    agree(fed(term, tree, TOKENS[:5], sizes)[0], jax.jit(term)(params, TOKENS[:5]))
 
 
 @pytest.mark.parametrize("sizes", [(1,) * 11, (3, 3, 5)], ids=str)
@@ -68,7 +67,7 @@ def test_a_window_of_four_fed_eleven_tokens(sizes, rewind):
     term = POSITIONED["window"]
     params = drawn(term, TOKENS)
     y, state = fed(term, params, TOKENS, sizes, capacity=11, rewind=rewind)
-    agree(y, quick(term)(params, TOKENS))
+    agree(y, jax.jit(term)(params, TOKENS))
     tables = [leaf for leaf in jax.tree.leaves(state["memory"]) if leaf.ndim == 4]
     assert {leaf.shape for leaf in tables} == {(2, 2, 4 + rewind, 4)}
 
@@ -80,7 +79,7 @@ def test_a_row_that_is_no_number_counts_where_it_is_seen():
     )
     x = np.random.default_rng(0).standard_normal((6, WIDTH)).astype(np.float32)
     params = drawn(attention, x)
-    onward = quick(attention)(params, x)[3:]
+    onward = jax.jit(attention)(params, x)[3:]
     for bad in (np.nan, np.inf):
         x[1] = bad
         for sizes in ((6,), (1,) * 6, (2, 2, 2)):
@@ -96,7 +95,7 @@ def test_padding_of_what_is_read_reaches_no_step():
     x = rows[::-1].copy()
     params = drawn(cross, x, memory=rows, lengths=3)
     start, step = stepwise(cross)
-    clean = quick(cross)(params, x, memory=rows[:3], lengths=3)
+    clean = jax.jit(cross)(params, x, memory=rows[:3], lengths=3)
     rows[3:] = np.nan
     state = start(params, x[:1], 8, memory=rows, lengths=3)
     for at in range(5):
@@ -110,11 +109,11 @@ def test_two_rows_at_different_offsets_in_one_compilation():
     offsets = (2, 5)
     states = []
     for offset in offsets:
-        state, _ = quick(step)(params, start(params, TOKENS[:1], 12), TOKENS[:offset])
+        state, _ = jax.jit(step)(params, start(params, TOKENS[:1], 12), TOKENS[:offset])
         states.append(state)
     state = jax.tree.map(lambda *rows: jnp.stack(rows), *states)
-    whole = quick(term)(params, TOKENS)
-    mapped = quick(jax.vmap(step, (None, 0, 0)))
+    whole = jax.jit(term)(params, TOKENS)
+    mapped: Any = jax.jit(jax.vmap(step, (None, 0, 0)))
     for ahead in range(3):
         rows = np.stack([TOKENS[offset + ahead :][:1] for offset in offsets])
         state, y = mapped(params, state, rows)
@@ -128,9 +127,9 @@ def test_rows_of_each_at_different_offsets():
     batch = np.stack([TOKENS, TOKENS[::-1]])
     params, (start, step) = drawn(term, batch), stepwise(term, rewind=3)
     state = start(params, batch[:, :5], 12)
-    compiled = quick(step)
+    compiled: Any = jax.jit(step)
     state, _ = compiled(params, state, batch[:, :5])  # the first row's last three are padding
-    whole = quick(term)(params, batch)
+    whole = jax.jit(term)(params, batch)
     for ahead in range(2):
         at = np.array([[2 + ahead], [5 + ahead]], np.int32)
         rows = np.take_along_axis(batch, at, 1)
@@ -160,11 +159,11 @@ def passed(term: Term, *, sizes: Any, positions: Any = None, **options: Any) -> 
     start, step = stepwise(term, **options)
     state, at = start(params, TOKENS[:1], capacity), 0
     for size in sizes[:-1]:
-        state, _ = quick(step)(params, state, TOKENS[at : at + size])
+        state, _ = jax.jit(step)(params, state, TOKENS[at : at + size])
         at += size
     last = TOKENS[at : at + sizes[-1]]
     place = {} if positions is None else {"positions": jnp.asarray(positions)}
-    return partial(step, params, state, last, **place), partial(quick(step), params, state, last,
+    return partial(step, params, state, last, **place), partial(jax.jit(step), params, state, last,
                                                                 **place)  # fmt: skip
 
 
@@ -222,14 +221,14 @@ def later(state: Any, steps: int) -> Any:
     return jax.tree_util.tree_map_with_path(one, state)
 
 
-@pytest.mark.parametrize("how", [lambda step: step, quick], ids=["eager", "compiled"])
+@pytest.mark.parametrize("how", [lambda step: step, jax.jit], ids=["eager", "compiled"])
 def test_a_window_goes_on(how):
     """Its rows go round, so a multiple of their number later all stand where they stood."""
     params, (start, step) = drawn(NEAR, TOKENS), stepwise(NEAR)
     state, _ = step(params, start(params, TOKENS[:1], 4), TOKENS[:4])
     for steps in (0, 3, 3 * 2**20, 3 * 2**28):
         _, y = how(step)(params, later(state, steps), TOKENS[4:])
-        agree(y, quick(NEAR)(params, TOKENS)[4:])
+        agree(y, jax.jit(NEAR)(params, TOKENS)[4:])
 
 
 def far(query, key):
@@ -245,8 +244,8 @@ def test_positions_end_where_sight_does(seen, limit):
                                           project(WIDTH)))  # fmt: skip
     params, (start, step) = drawn(term, TOKENS), stepwise(term)
     state = later(start(params, TOKENS[:1], 4), limit - 1)
-    state, y = quick(step)(params, state, TOKENS[:1])
-    assert jnp.isfinite(y).all() and jnp.isnan(quick(step)(params, state, TOKENS[:1])[1]).all()
+    state, y = jax.jit(step)(params, state, TOKENS[:1])
+    assert jnp.isfinite(y).all() and jnp.isnan(jax.jit(step)(params, state, TOKENS[:1])[1]).all()
     with pytest.raises(CompositionError, match=f"position {limit} is past the capacity of {limit}"):
         step(params, state, TOKENS[:1])
 
@@ -259,21 +258,21 @@ def test_going_back_overwrites(term):
     params, (start, step) = drawn(term, TOKENS), stepwise(term, rewind=2)
     state = start(params, TOKENS[:1], 12)
     other = np.array([7, 8, 8], np.int32)
-    state, _ = quick(step)(params, state, TOKENS[:6])
-    state, y = quick(step)(params, state, other[:1], positions=4)
-    state, z = quick(step)(params, state, other[1:])
-    expected = quick(term)(params, np.concatenate([TOKENS[:4], other]))
+    state, _ = jax.jit(step)(params, state, TOKENS[:6])
+    state, y = jax.jit(step)(params, state, other[:1], positions=4)
+    state, z = jax.jit(step)(params, state, other[1:])
+    expected = jax.jit(term)(params, np.concatenate([TOKENS[:4], other]))
     agree(jnp.concatenate([y, z]), expected[4:])
 
 
 def test_a_prefix_is_forked():
     term = POSITIONED["rotary"]
     params, (start, step) = drawn(term, TOKENS), stepwise(term)
-    state, _ = quick(step)(params, start(params, TOKENS[:1], 8), TOKENS[:4])
+    state, _ = jax.jit(step)(params, start(params, TOKENS[:1], 8), TOKENS[:4])
     kept = jax.tree.map(np.asarray, state)  # plain arrays: they can be saved
     for then in (TOKENS[4:6], TOKENS[6:8]):
-        _, y = quick(step)(params, kept, then)
-        agree(y, quick(term)(params, np.concatenate([TOKENS[:4], then]))[4:])
+        _, y = jax.jit(step)(params, kept, then)
+        agree(y, jax.jit(term)(params, np.concatenate([TOKENS[:4], then]))[4:])
 
 
 def test_state_can_be_donated():
@@ -281,7 +280,7 @@ def test_state_can_be_donated():
     params, (start, step) = drawn(term, TOKENS), stepwise(term)
     state = start(params, TOKENS[:1], 8)
     donating = jax.jit(step, donate_argnums=1)
-    whole = quick(term)(params, TOKENS[:3])
+    whole = jax.jit(term)(params, TOKENS[:3])
     for at in range(3):
         before = state
         state, y = donating(params, state, TOKENS[at : at + 1])
@@ -292,8 +291,8 @@ def test_state_can_be_donated():
 def test_a_chunk_of_no_rows_changes_nothing():
     term = POSITIONED["learned"]
     params, (start, step) = drawn(term, TOKENS), stepwise(term)
-    state, _ = quick(step)(params, start(params, TOKENS[:0], 8), TOKENS[:3])
-    again, y = quick(step)(params, state, TOKENS[:0])
+    state, _ = jax.jit(step)(params, start(params, TOKENS[:0], 8), TOKENS[:3])
+    again, y = jax.jit(step)(params, state, TOKENS[:0])
     chex.assert_trees_all_equal(again, state)
     assert y.shape == (0, 10)
 
@@ -306,5 +305,5 @@ def test_the_gradient_of_steps_is_that_of_the_whole():
         state, first = step(params, start(params, TOKENS[:1], 6), TOKENS[:2])
         return jnp.sin(jnp.concatenate([first, step(params, state, TOKENS[2:5])[1]])).sum()
 
-    gradient = quick(jax.grad(stepped))(params)
-    agree(gradient, quick(jax.grad(lambda p: jnp.sin(term(p, TOKENS[:5])).sum()))(params))
+    gradient = jax.jit(jax.grad(stepped))(params)
+    agree(gradient, jax.jit(jax.grad(lambda p: jnp.sin(term(p, TOKENS[:5])).sum()))(params))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from plain import drawn
 from sampling import agree
-from test_stepwise_cases import POSITIONED, TOKENS, WIDTH, fed, model, quick
+from test_stepwise_cases import POSITIONED, TOKENS, WIDTH, fed, model
 
 from combinax import models
 from combinax.combinators import *
@@ -74,7 +74,7 @@ def test_types_of_state():
     assert {leaf.dtype for leaf in floats} == {jnp.dtype(jnp.bfloat16)}
     assert y.dtype == jnp.float32
     # Keys and values have 8 bits, and scores that differ by that weigh differently by as much.
-    np.testing.assert_allclose(y, quick(term)(params, TOKENS), atol=0.5)
+    np.testing.assert_allclose(y, jax.jit(term)(params, TOKENS), atol=0.5)
     split, _ = fed(term, params, TOKENS, (1,) * 11, dtype=jnp.bfloat16)
     agree(split, y)  # however it is cut
 
@@ -121,6 +121,6 @@ def test_keys_that_are_summed_up_take_constant_memory(how):
     x = np.random.default_rng(0).standard_normal((140, WIDTH)).astype(np.float32)
     params = drawn(term, x)
     y, state = fed(term, params, x, (130, 3, *(1,) * 7), capacity=1)
-    np.testing.assert_allclose(y, quick(materialized(term))(params, x), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(y, jax.jit(materialized(term))(params, x), rtol=1e-4, atol=1e-4)
     kept = {leaf.shape for leaf in jax.tree.leaves(state["memory"])}
     assert kept == {(2, 2, 4, 4), (2, 2, 4), (2, 1)}

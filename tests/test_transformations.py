@@ -21,7 +21,7 @@ import pytest
 from catalogue import CATALOGUE, MODELS, Entry, dictionary, fresh, head, lookup_of
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from plain import quick, single
+from plain import single
 
 from combinax.combinators import *
 from combinax.models import greedy, keep_top_k, keep_top_p, multi_head
@@ -102,26 +102,26 @@ def first(tree: Any) -> Any:
 
 
 def by_jit(this: Case) -> Any:
-    return quick(this.run)(*this.arguments)
+    return jax.jit(this.run)(*this.arguments)
 
 
 def by_vmap_of_vmap(this: Case) -> Any:
     mapped = jax.vmap(jax.vmap(this.run, (None, 0, 0)), (None, 0, 0))
-    return first(first(quick(mapped)(this.params, *two(two((this.x, this.context))))))
+    return first(first(jax.jit(mapped)(this.params, *two(two((this.x, this.context))))))
 
 
 def by_each(this: Case) -> Any:
     if "rng" in this.context:  # rows draw numbers of their own
         return by_jit(this)
     x, context = two(two((this.x, this.context)))
-    return first(first(quick(each(each(this.term)))(this.params, x, **context)))
+    return first(first(jax.jit(each(each(this.term)))(this.params, x, **context)))
 
 
 def by_scan(this: Case) -> Any:
     def step(params: Any, row: Any) -> Any:
         return params, this.run(params, *row)
 
-    run = quick(lambda params, rows: jax.lax.scan(step, params, rows)[1])
+    run = jax.jit(lambda params, rows: jax.lax.scan(step, params, rows)[1])
     return first(run(this.params, two((this.x, this.context))))
 
 
@@ -131,7 +131,7 @@ def same_gradient(this: Case, run: Callable[..., Any]) -> None:
     def of(run: Callable[..., Any]) -> Any:
         values = lambda params: jax.tree.leaves(run(params, this.x, this.context))  # noqa: E731
         floats = lambda params: [leaf for leaf in values(params) if is_float(leaf)]  # noqa: E731
-        return quick(jax.grad(lambda params: sum(jnp.sin(x).sum() for x in floats(params))))
+        return jax.jit(jax.grad(lambda params: sum(jnp.sin(x).sum() for x in floats(params))))
 
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
     jax.tree.map(close, of(run)(this.params), of(this.run)(this.params))
@@ -158,7 +158,7 @@ def by_shard_map(this: Case) -> Any:
         )
 
     same_gradient(this, run)
-    return quick(run)(*this.arguments)
+    return jax.jit(run)(*this.arguments)
 
 
 def by_disable_jit(this: Case) -> Any:
@@ -169,18 +169,18 @@ def by_disable_jit(this: Case) -> Any:
 def by_debug_nans(this: Case) -> Any:
     with jax.debug_nans(True):
         same_gradient(this, this.run)
-        return quick(this.run)(*this.arguments)
+        return jax.jit(this.run)(*this.arguments)
 
 
 def by_strict_promotion(this: Case) -> Any:
     with jax.numpy_dtype_promotion("strict"):
-        return quick(this.run)(*this.arguments)
+        return jax.jit(this.run)(*this.arguments)
 
 
 def by_x64(this: Case) -> Any:
     with jax.enable_x64(True):
         wide = lambda leaf: leaf.astype(float) if is_float(leaf) else leaf  # noqa: E731
-        y = quick(this.run)(*jax.tree.map(wide, this.arguments))
+        y = jax.jit(this.run)(*jax.tree.map(wide, this.arguments))
         assert {leaf.dtype for leaf in jax.tree.leaves(y) if is_float(leaf)} <= {np.dtype(float)}
         return y
 
@@ -188,13 +188,13 @@ def by_x64(this: Case) -> Any:
 def by_numpy(this: Case) -> Any:
     """Parameters that a compiled function closes over, as NumPy holds them."""
     params = jax.tree.map(np.asarray, this.params)
-    return quick(lambda x, context: this.run(params, x, context))(this.x, this.context)
+    return jax.jit(lambda x, context: this.run(params, x, context))(this.x, this.context)
 
 
 def by_pickle(this: Case) -> Any:
     """An unpickled copy of a deep copy."""
     term = pickle.loads(pickle.dumps(copy.deepcopy(this.term)))
-    return quick(term)(this.params, this.x, **this.context)
+    return jax.jit(term)(this.params, this.x, **this.context)
 
 
 def by_init(this: Case) -> Any:
@@ -267,7 +267,7 @@ def test_derivatives_are_limits_of_differences(kind: str, name: str):
         h = 1e-4
         values = np.array([float(this.along(jnp.float64(n * h))) for n in range(-2, 3)])
         wanted = np.dot(DIFFERENCES[order], values) / (12 * h**order)
-        found = quick(derivative(this.along))(jnp.float64(0))
+        found = jax.jit(derivative(this.along))(jnp.float64(0))
     # Rounding of 1e-16 over h², of sums of some hundreds. A step moves an embedding
     # of size 0.02 by h, and (h / 0.02)⁴ is left.
     np.testing.assert_allclose(found, wanted, 1e-5, 1e-5)
