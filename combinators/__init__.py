@@ -23,7 +23,6 @@ from .algebra.check import check
 from .algebra.cost import Cost, Machine, cost
 from .algebra.derive import Derivation, derive, simplify
 from .algebra.equal import equal
-from .algebra.law import Change, Law, Refusal, Sample, windowed
 from .algebra.surgery import carry, diff, replace, select
 from .algebra.verdict import Verdict
 from .arithmetic import add, multiply, subtract
@@ -64,6 +63,7 @@ from .predicates import block_causal, causal, dilated, prefix, same, valid, wind
 from .primitives import constant, identity, learned, lift, pointwise, read
 from .project import linear, project, slots
 from .repeat import each, repeat
+from .rules.law import Change, Law, Refusal, Sample, windowed
 from .score import additive, bilinear, cosine, distance, dot, features, scaled_dot, score
 from .softmax import RowNormalizer, Streaming, log_sum_exp, row_sum, softmax
 from .sparse import entmax15, hardmax, sparsemax, top_k

@@ -9,10 +9,10 @@ is one more `Law`.
 
 from __future__ import annotations
 
-from .algebra import dictionary_laws, form_laws, linear_laws, lookup_laws, samples
-from .algebra.law import Law, windowed
-from .algebra.lookup_laws import lookups
 from .core.errors import CompositionError
+from .rules import dictionary_laws, form_laws, linear_laws, lookup_laws, samples
+from .rules.law import Law, windowed
+from .rules.lookup_laws import lookups
 
 __all__ = ["LAWS", "law"]
 

@@ -1,1 +1,1 @@
-"""The algebra of programs: laws as data, and what is done with them."""
+"""The algebra of programs: laws rewrite, simplify, compare and edit terms."""

@@ -17,9 +17,9 @@ from ..core.kinds import show, spec
 from ..core.printing import equation
 from ..core.term import Term
 from ..repeat import each
+from ..rules.law import Law
 from ..stepping.stepwise import stepwise
 from ..streaming.pins import materialized, streamed
-from .law import Law
 from .rewrite import Program, Rewrite, applied, directions, rewrites
 from .verdict import TOLERANCE, Finding, Verdict, apart, counterexample, doubled, drawn, tolerance
 

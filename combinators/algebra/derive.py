@@ -23,9 +23,9 @@ from ..core.parameter import plain
 from ..core.term import Term
 from ..laws import LAWS
 from ..laws import law as law_called
+from ..rules.law import Law
 from . import show
 from .cost import CPU, Cost, Machine, cost
-from .law import Law
 from .rewrite import Direction, Program, Refused, Rewrite, applied, directions, rewrites
 
 __all__ = ["Derivation", "Step", "derive", "simplify"]

@@ -21,8 +21,8 @@ from ..core.leaf import Leaf
 from ..core.parameter import Parameter, is_parameter, map_declared, plain
 from ..core.term import Term
 from ..heads import Copies
+from ..rules.law import Change, Law, Refusal, Rule, Stage, branches, joined, line, with_parts
 from ..wrappers import Everywhere
-from .law import Change, Law, Refusal, Rule, Stage, branches, joined, line, with_parts
 
 __all__ = [
     "Direction", "Program", "Refused", "Rewrite", "applied", "directions", "places", "rewrites",

@@ -21,8 +21,8 @@ from ..core.parameter import plain
 from ..core.printing import equation
 from ..core.source import PACKAGE
 from ..core.term import Term
+from ..rules.law import Stage, branches, joined, line, reformed, with_parts
 from ..wrappers import Everywhere
-from .law import Stage, branches, joined, line, reformed, with_parts
 from .rewrite import labels, places
 
 __all__ = ["Difference", "Match", "carry", "diff", "replace", "select"]
