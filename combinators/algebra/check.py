@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from ..core.arguments import as_term
 from ..core.check import check_names
@@ -16,6 +17,7 @@ from ..core.errors import CompositionError, TermError
 from ..core.kinds import show, spec
 from ..core.printing import equation
 from ..core.term import Term
+from ..core.types import Params, Value
 from ..repeat import each
 from ..rules.law import Law
 from ..stepping.stepwise import stepwise
@@ -30,7 +32,11 @@ SAMPLES = 6
 
 
 def check(
-    what: Law | Term | tuple[Term, Term], x: Any = None, /, params: Any = None, **context: Any
+    what: Law | Term | tuple[Term, Term],
+    x: Value = None,
+    /,
+    params: PyTree = None,
+    **context: Value,
 ) -> Verdict:
     """Whether a law holds, two terms agree, or a term keeps what every term promises.
 
@@ -99,7 +105,7 @@ def of_law(law: Law) -> Iterator[Finding]:
     yield Finding(what, bool(used), "" if used else "the law fits none of its samples")
 
 
-Sides = Callable[[Any], tuple[Any, Any]]
+Sides = Callable[[Value], tuple[Value, Value]]
 
 
 def instances(law: Law, program: Program) -> Iterator[tuple[str, Sides]]:
@@ -120,7 +126,12 @@ def instances(law: Law, program: Program) -> Iterator[tuple[str, Sides]]:
 
 
 def of_pair(
-    f: Term, g: Term, x: Any, params: Any, context: Mapping[str, Any], allowed: float
+    f: Term,
+    g: Term,
+    x: Value,
+    params: PyTree,
+    context: Mapping[str, Value],
+    allowed: float,
 ) -> Finding:
     """Whether two terms give the same on a sample, and in case they do not, where."""
     one, other = params if isinstance(params, tuple) else (params, params)
@@ -132,7 +143,7 @@ def of_pair(
                 "their parameters differ, so give both: check((f, g), x, params=(p, q))",
             )  # fmt: skip
 
-    def sides(x: Any) -> tuple[Any, Any]:
+    def sides(x: Value) -> tuple[Any, Any]:
         return f(one, x, **context), g(other, x, **context)
 
     difference = apart(*sides(x))
@@ -144,7 +155,9 @@ def of_pair(
 # One term
 
 
-def of_term(term: Term, params: Any, x: Any, context: Mapping[str, Any]) -> Iterator[Finding]:
+def of_term(
+    term: Term, params: Params, x: Value, context: Mapping[str, Value]
+) -> Iterator[Finding]:
     """What every term promises."""
     y = term(params, x, **context)
     run = partial(term, params, **context)
@@ -167,14 +180,14 @@ def of_term(term: Term, params: Any, x: Any, context: Mapping[str, Any]) -> Iter
         yield Finding(what, None, answer) if isinstance(answer, str) else Finding(what, answer)
 
 
-def mapped(term: Term, params: Any, x: Any, context: Mapping[str, Any]) -> bool | str:
+def mapped(term: Term, params: Params, x: Value, context: Mapping[str, Value]) -> bool | str:
     if context or not jax.tree.leaves(x):
         return "what the context holds may not be mapped"
     two = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf[::-1]]), x)
     return apart(jax.vmap(partial(term, params))(two), each(term)(params, two)) <= TOLERANCE
 
 
-def differentiated(run: Callable[[Any], Any], x: Any, y: Any) -> bool | str:
+def differentiated(run: Callable[[Any], Any], x: Value, y: Value) -> bool | str:
     if not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves((x, y))):
         return "what goes in or comes out is not of floats"
     random = np.random.default_rng(1)
@@ -185,7 +198,9 @@ def differentiated(run: Callable[[Any], Any], x: Any, y: Any) -> bool | str:
     return apart(slope, finite) < 1e-6  # steps of 1e-6 lose ten of sixteen digits
 
 
-def rounded(term: Term, params: Any, x: Any, context: Mapping[str, Any], y: Any) -> bool | str:
+def rounded(
+    term: Term, params: Params, x: Value, context: Mapping[str, Value], y: Value
+) -> bool | str:
     if not any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(x)):
         return "x is not of floats"
     cast = lambda leaf: leaf.astype(jnp.bfloat16) if leaf.dtype == jnp.float64 else leaf  # noqa: E731
@@ -194,7 +209,9 @@ def rounded(term: Term, params: Any, x: Any, context: Mapping[str, Any], y: Any)
     return all(a.dtype == jnp.bfloat16 for a, b in pairs if b.dtype == jnp.float64)
 
 
-def stepped(term: Term, params: Any, x: Any, context: Mapping[str, Any], y: Any) -> bool | str:
+def stepped(
+    term: Term, params: Params, x: Value, context: Mapping[str, Value], y: Value
+) -> bool | str:
     if context or not hasattr(x, "shape") or x.ndim < 1:
         return "x is no sequence alone"
     start, step = stepwise(term)
@@ -207,7 +224,7 @@ def stepped(term: Term, params: Any, x: Any, context: Mapping[str, Any], y: Any)
     return apart(whole, y) <= TOLERANCE
 
 
-def in_tiles(term: Term, params: Any, x: Any, context: Mapping[str, Any]) -> bool | str:
+def in_tiles(term: Term, params: Params, x: Value, context: Mapping[str, Value]) -> bool | str:
     if not any(part.role == "aggregates" for part in parts_of(term)):
         return "no lookup"
     tiles, table = streamed(term, 2)(params, x, **context), materialized(term)(params, x, **context)

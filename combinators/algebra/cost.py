@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from ..core.term import Term
+from ..core.types import Value
 from ..describe import Row, describe, rounded
 
 __all__ = ["CPU", "Cost", "Machine", "cost"]
@@ -57,7 +57,7 @@ def time(seconds: float) -> str:
     return f"{seconds / 1e-9:.3g} ns"
 
 
-def cost(term: Term, x: Any, /, machine: Machine = CPU, **context: Any) -> Cost:
+def cost(term: Term, x: Value, /, machine: Machine = CPU, **context: Value) -> Cost:
     """The cost of a term on an input, which may be abstract.
 
     Each stage is one program: it reads what it takes and what it learned, and writes what it gives.

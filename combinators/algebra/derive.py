@@ -21,6 +21,7 @@ from ..core.declare import declare, walk
 from ..core.errors import CompositionError, brief
 from ..core.parameter import plain
 from ..core.term import Term
+from ..core.types import Params, Value
 from ..laws import LAWS
 from ..laws import law as law_called
 from ..rules.law import Law
@@ -67,7 +68,7 @@ class Derivation:
     cost: Cost
     steps: tuple[Step, ...]
     term: Term
-    params: Mapping[str, Any]
+    params: Mapping[str, Value]
     refused: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Any]:
@@ -91,8 +92,8 @@ class Derivation:
 
 
 def simplify(
-    term: Term, params: Mapping[str, Any], x: Any, /, machine: Machine = CPU,
-    laws: Iterable[Law] = LAWS, **context: Any,
+    term: Term, params: Mapping[str, Value], x: Value, /, machine: Machine = CPU,
+    laws: Iterable[Law] = LAWS, **context: Value,
 ) -> Derivation:  # fmt: skip
     """The same function at less cost: `term, params = simplify(term, params, x)`.
 
@@ -114,9 +115,9 @@ def simplify(
 
 
 def derive(
-    term: Term, params: Mapping[str, Any], x: Any, /, to: Term | None = None,
+    term: Term, params: Mapping[str, Value], x: Value, /, to: Term | None = None,
     by: Iterable[str | Law] = (), machine: Machine = CPU, laws: Iterable[Law] = LAWS,
-    **context: Any,
+    **context: Value,
 ) -> Derivation:  # fmt: skip
     """The chain of equations from a term to another one, `to`, or by the laws named in `by`.
 
@@ -153,8 +154,8 @@ def derive(
 class Sight:
     """What a plan sees beside a term: shapes, and prices on a machine."""
 
-    x: Any
-    context: Mapping[str, Any]
+    x: Value
+    context: Mapping[str, Value]
     machine: Machine
 
     def steps(self, term: Term, laws: Iterable[Direction]) -> list[Rewrite | Refused]:
@@ -171,7 +172,7 @@ class Sight:
 
 
 def entered(
-    where: str, term: Term, params: Any, x: Any, machine: Machine, context: Mapping[str, Any]
+    where: str, term: Term, params: Params, x: Value, machine: Machine, context: Mapping[str, Value]
 ) -> tuple[Program, Sight]:
     """A term with parameters that are checked, and what a plan sees."""
     check_names(as_term(term, where), ("machine", "laws", "to", "by"), where)
@@ -290,7 +291,7 @@ def followed(
     return Derivation(first, sight.price(first), tuple(steps), *program[:2], unique)
 
 
-def is_abstract(value: Any) -> bool:
+def is_abstract(value: Value) -> bool:
     """Whether a value has shapes but no numbers."""
     kinds = jax.ShapeDtypeStruct, Tracer
     return any(isinstance(leaf, kinds) for leaf in jax.tree.leaves(value))

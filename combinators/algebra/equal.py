@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from ..core.arguments import as_term
 from ..core.check import check_names
@@ -15,6 +16,7 @@ from ..core.declare import declare
 from ..core.errors import CompositionError
 from ..core.printing import equation
 from ..core.term import Term
+from ..core.types import Value
 from ..laws import law
 from .rewrite import Direction, Program, Rewrite, applied, rewrites
 from .verdict import Finding, Verdict, apart, counterexample, doubled, drawn, tolerance
@@ -45,7 +47,10 @@ class Equality(Verdict):
         return self.equal is True
 
 
-def equal(f: Term, g: Term, x: Any, /, params: Any = None, **context: Any) -> Equality:
+def equal(
+    f: Term, g: Term, x: Value, /, params: PyTree = None,
+    **context: Value,
+) -> Equality:  # fmt: skip
     """Whether two terms are the same function: by normal form, else by numbers.
 
     Both are rewritten by laws to a normal form. If these are one term with one set of parameters,
@@ -73,7 +78,7 @@ def equal(f: Term, g: Term, x: Any, /, params: Any = None, **context: Any) -> Eq
             both = "the same term" if f == g else f"both are {equation(forms[0].term)}"
             return Equality(subject, (Finding("equal", True, both),))
 
-        def sides(x: Any) -> tuple[Any, Any]:
+        def sides(x: Value) -> tuple[Any, Any]:
             return f(one, x, **context), g(other, x, **context)
 
         if not apart(*sides(x)) <= allowed:
@@ -83,7 +88,13 @@ def equal(f: Term, g: Term, x: Any, /, params: Any = None, **context: Any) -> Eq
         return Equality(subject, (Finding("equal", None, f"not known: {note}"),))
 
 
-def given(f: Term, g: Term, x: Any, context: Mapping[str, Any], params: Any) -> tuple[Any, Any]:
+def given(
+    f: Term,
+    g: Term,
+    x: Value,
+    context: Mapping[str, Value],
+    params: PyTree,
+) -> tuple[Any, Any]:
     """The parameters of both terms."""
     if params is not None:
         return params if isinstance(params, tuple) else (params, params)

@@ -18,8 +18,9 @@ from ..core.errors import TermError
 from ..core.execution import Name, Run, put, select
 from ..core.layers import stack, unstack
 from ..core.leaf import Leaf
-from ..core.parameter import Parameter, is_parameter, map_declared, plain
+from ..core.parameter import Declarations, Parameter, is_parameter, map_declared, plain
 from ..core.term import Term
+from ..core.types import Value
 from ..heads import Copies
 from ..rules.law import Change, Law, Refusal, Rule, Stage, branches, joined, line, with_parts
 from ..wrappers import Everywhere
@@ -28,7 +29,7 @@ __all__ = [
     "Direction", "Program", "Refused", "Rewrite", "applied", "directions", "places", "rewrites",
 ]  # fmt: skip
 
-Tree = Mapping[str, Any]
+Tree = Mapping[str, Value]
 
 
 class Direction(NamedTuple):
@@ -51,6 +52,10 @@ def directions(laws: Iterable[Law]) -> list[Direction]:
     return [direction for direction in both if direction.rule]
 
 
+Move = Callable[[Tree, Declarations, Declarations], Tree]
+"""From the parameters of a term, and the declarations before and after, to new parameters."""
+
+
 class Rewrite(NamedTuple):
     """One step: the term after a law was applied at a place.
 
@@ -62,7 +67,7 @@ class Rewrite(NamedTuple):
     before: Term
     after: Term
     term: Term
-    move: Callable[[Any, Any, Any], Any]
+    move: Move
 
 
 class Refused(NamedTuple):
@@ -82,8 +87,8 @@ class Program(NamedTuple):
 
     term: Term
     params: Tree
-    x: Any
-    context: Mapping[str, Any]
+    x: Value
+    context: Mapping[str, Value]
 
     @property
     def declared(self) -> dict[str, Any]:
@@ -100,7 +105,7 @@ def rewrites(term: Term, declared: Tree, laws: Iterable[Direction]) -> Iterator[
 
 def inside(
     term: Term, declared: Tree, laws: list[Direction], path: tuple[str, ...] = (),
-    aliases: Any = None,
+    aliases: Mapping[str, str] | None = None,
 ) -> Iterator[Rewrite | Refused]:  # fmt: skip
     """`rewrites` of a part that stands at a place, as an execution knows it."""
     stages, here = line(term, declared), Run(None, path, aliases)
@@ -198,7 +203,15 @@ def lifted(stages: list[Stage], at: int, index: int, found: Rewrite) -> Rewrite:
     return found._replace(term=after, move=move)
 
 
-def within(form: Term, changed: Term, index: int, move: Any, params: Tree, old: Any, new: Any):
+def within(
+    form: Term,
+    changed: Term,
+    index: int,
+    move: Move,
+    params: Tree,
+    old: Declarations,
+    new: Declarations,
+):
     """The parameters of a form with those of one part moved, under the names of the new form."""
     tree: dict[str, Any] = {}
     for at, (name, name_after) in enumerate(zip(form.names, changed.names, strict=True)):
@@ -209,7 +222,15 @@ def within(form: Term, changed: Term, index: int, move: Any, params: Tree, old: 
     return tree
 
 
-def mapped(form: Term, changed: Term, index: int, move: Any, params: Tree, old: Any, new: Any):
+def mapped(
+    form: Term,
+    changed: Term,
+    index: int,
+    move: Move,
+    params: Tree,
+    old: Declarations,
+    new: Declarations,
+):
     """`within`, mapped over the heads or layers of the form."""
 
     def one(params):
@@ -259,7 +280,7 @@ def addresses(term: Term) -> list[str]:
 
 
 def places(
-    term: Term, path: tuple[str, ...] = (), aliases: Any = None
+    term: Term, path: tuple[str, ...] = (), aliases: Mapping[str, str] | None = None
 ) -> Iterator[tuple[str, Term]]:
     """A term and all its parts, each with the path at which its parameters lie; a composition has
     the path of the form around it."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from ..core.printing import equation, indented
 from ..describe import rounded
 from .cost import Cost, time
+
+if TYPE_CHECKING:
+    from .derive import Derivation, Step
 
 __all__ = ["html_table", "latex", "markdown", "text"]
 
@@ -21,7 +24,7 @@ def cells(cost: Cost) -> tuple[str, ...]:
     return flops, moved, str(cost.products), time(cost.seconds)
 
 
-def changes(derivation: Any) -> Iterator[tuple[Any, list[str]]]:
+def changes(derivation: Derivation) -> Iterator[tuple[Step, list[str]]]:
     """Each step with its change of every measure."""
     before = cells(derivation.cost)
     for step in derivation.steps:
@@ -30,11 +33,11 @@ def changes(derivation: Any) -> Iterator[tuple[Any, list[str]]]:
         before = after
 
 
-def place(step: Any) -> str:
+def place(step: Step) -> str:
     return f" at {step.path}" if step.path else ""
 
 
-def error(step: Any) -> str:
+def error(step: Step) -> str:
     return "" if step.error is None else f"{step.error:.1e}"
 
 
@@ -42,7 +45,7 @@ LONG = 240
 """Characters of an equation from which only what a step changed is written, not the whole term."""
 
 
-def text(derivation: Any) -> str:
+def text(derivation: Derivation) -> str:
     """The chain as equations, each with the law that it follows from."""
     whole = len(equation(derivation.first)) <= LONG
     lines = [f"  {indented(str(derivation.first), 2)}" if whole else f"  {derivation.first.name}"]
@@ -64,14 +67,14 @@ def text(derivation: Any) -> str:
 HEADER = ("law", "at", "before", "after", *MEASURES, "largest difference")
 
 
-def table(derivation: Any) -> list[tuple[str, ...]]:
+def table(derivation: Derivation) -> list[tuple[str, ...]]:
     return [
         (step.law, step.path, equation(step.before), equation(step.after), *changed, error(step))
         for step, changed in changes(derivation)
     ]
 
 
-def markdown(derivation: Any) -> str:
+def markdown(derivation: Derivation) -> str:
     """The steps as a table; it begins with the first equation and ends with the last."""
     code = lambda term: f"`{equation(term)}`"  # noqa: E731
     rows = [[*row[:2], *(f"`{cell}`" for cell in row[2:4]), *row[4:]] for row in table(derivation)]
@@ -80,10 +83,10 @@ def markdown(derivation: Any) -> str:
     return "\n".join([code(derivation.first), "", *body, "", code(derivation.term)])
 
 
-def html_table(derivation: Any) -> str:
+def html_table(derivation: Derivation) -> str:
     """The same as HTML, as a notebook shows it."""
 
-    def line(row: Any, tag: str) -> str:
+    def line(row: Sequence[str], tag: str) -> str:
         inner = (f'<{tag} style="text-align:left">{html.escape(cell)}</{tag}>' for cell in row)
         return f"<tr>{''.join(inner)}</tr>"
 
@@ -92,7 +95,7 @@ def html_table(derivation: Any) -> str:
     return f"{ends[0]}<table>{line(HEADER, 'th')}{body}</table>{ends[1]}"
 
 
-def latex(derivation: Any) -> str:
+def latex(derivation: Derivation) -> str:
     """Aligned equations, each with its law."""
     lines = [rf"& {symbols(equation(derivation.first))}"]
     lines += [

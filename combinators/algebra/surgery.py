@@ -21,6 +21,7 @@ from ..core.parameter import plain
 from ..core.printing import equation
 from ..core.source import PACKAGE
 from ..core.term import Term
+from ..core.types import Value
 from ..rules.law import Stage, branches, joined, line, reformed, with_parts
 from ..wrappers import Everywhere
 from .rewrite import labels, places
@@ -96,7 +97,7 @@ def replace(term: Term, pattern: Pattern, new: Term | Callable[[Term], Term]) ->
     if not select(term, pattern):
         raise CompositionError(f"nothing in {equation(term)} matches {told(pattern)}")
 
-    def changed(term: Term, path: tuple[str, ...], aliases: Any) -> Term:
+    def changed(term: Term, path: tuple[str, ...], aliases: Mapping[str, str] | None) -> Term:
         if wanted("/".join(path), term):
             return as_term(make(term), "replace")
         at = Run(None, path, aliases)
@@ -113,7 +114,7 @@ def replace(term: Term, pattern: Pattern, new: Term | Callable[[Term], Term]) ->
 
 
 def carry(
-    before: Term, after: Term, params: Mapping[str, Any], fresh: Mapping[str, Any]
+    before: Term, after: Term, params: Mapping[str, Value], fresh: Mapping[str, Value]
 ) -> dict[str, Any]:
     """Parameters for `after`: what stands in both terms keeps those of `before`, `params`, and the
     rest takes those of `fresh`, which `after.init` made.
@@ -216,7 +217,7 @@ class Placed(NamedTuple):
 
     term: Any
     path: tuple[str, ...]
-    aliases: Any
+    aliases: Mapping[str, str] | None
 
     @property
     def parts(self) -> list[Placed]:

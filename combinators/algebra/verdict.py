@@ -12,6 +12,7 @@ import numpy as np
 
 from ..core.kinds import show, spec
 from ..core.term import Term
+from ..core.types import Params, Value
 
 __all__ = ["Finding", "Verdict", "apart", "counterexample", "doubled", "drawn", "tolerance"]
 
@@ -19,7 +20,7 @@ TOLERANCE = 1e-9
 """Of the largest number compared: float64 rounds to 1e-16, and what is compared is short."""
 
 
-def tolerance(params: Any) -> float:
+def tolerance(params: Params) -> float:
     """TOLERANCE, or a hundred roundings of the narrowest floats among parameters: products of them
     that were taken before are rounded to these."""
     kinds = (jnp.result_type(leaf) for leaf in jax.tree.leaves(params))
@@ -66,7 +67,7 @@ def doubled(tree: Any) -> Any:
     return jax.tree.map(one, tree)
 
 
-def drawn(term: Term, x: Any, context: Mapping[str, Any], random: Any) -> Any:
+def drawn(term: Term, x: Value, context: Mapping[str, Value], random: np.random.Generator) -> Any:
     """Parameters of a term, every one of them normal."""
     shapes = jax.eval_shape(term.init, jax.random.key(0), x, **context)
     return jax.tree.map(lambda leaf: jnp.asarray(random.standard_normal(leaf.shape)), shapes)
@@ -88,11 +89,11 @@ def apart(one: Any, other: Any) -> float:
 
 
 def counterexample(
-    sides: Callable[[Any], tuple[Any, Any]], x: Any, allowed: float = TOLERANCE
+    sides: Callable[[Value], tuple[Value, Value]], x: Value, allowed: float = TOLERANCE
 ) -> str:
     """The smallest input, made of x, on which two sides differ: few rows, then many zeros."""
 
-    def differs(x: Any) -> bool:
+    def differs(x: Value) -> bool:
         return not apart(*sides(x)) <= allowed
 
     rows = np.asarray(x)
@@ -112,7 +113,7 @@ def counterexample(
     return f"on x = {told(rows)} the left gives {told(one)} and the right {told(other)}"
 
 
-def told(value: Any) -> str:
+def told(value: Value) -> str:
     """A small value by its numbers, a larger one by its shape."""
     if sum(np.size(leaf) for leaf in jax.tree.leaves(value)) > 12:
         return show(spec(value))

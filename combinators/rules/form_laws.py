@@ -13,6 +13,7 @@ from ..compose import compose
 from ..core.layers import common
 from ..core.leaf import Leaf
 from ..core.term import Term
+from ..core.types import Params, Value
 from ..heads import Copies, total
 from ..primitives import identity
 from ..project import linear
@@ -186,12 +187,12 @@ def plain(stage: Stage) -> bool:
 # Executions
 
 
-def units(term: Term, params: Any, x: Any, **context: Any) -> tuple[Any, Any]:
+def units(term: Term, params: Params, x: Value, **context: Value) -> tuple[Any, Any]:
     """identity ∘ f ∘ identity, and f."""
     return compose(identity, term, identity)(params, x, **context), term(params, x, **context)
 
 
-def bracketed(term: Term, params: Any, x: Any, **context: Any) -> tuple[Any, Any]:
+def bracketed(term: Term, params: Params, x: Value, **context: Value) -> tuple[Any, Any]:
     """The stages of a composition under one bracketing and under the other."""
     stages = [stage.term for stage in line(term, {})][::-1]
     left = functools.reduce(compose, stages)
@@ -199,13 +200,13 @@ def bracketed(term: Term, params: Any, x: Any, **context: Any) -> tuple[Any, Any
     return left(params, x, **context), right(params, x, **context)
 
 
-def permuted(term: Term, params: Any, x: Any, **context: Any) -> tuple[Any, Any]:
+def permuted(term: Term, params: Params, x: Value, **context: Value) -> tuple[Any, Any]:
     """The term of rows that moved on by one, and the term's rows moved on by one."""
     moved = functools.partial(jnp.roll, shift=1, axis=0)
     return term(params, moved(x), **context), moved(term(params, x, **context))
 
 
-def stepped(term: Term, params: Any, x: Any, **context: Any) -> tuple[Any, Any]:
+def stepped(term: Term, params: Params, x: Value, **context: Value) -> tuple[Any, Any]:
     """The term in chunks of two rows with a cache, and the term of all rows."""
     start, step = stepwise(term)
     state, parts = start(params, x, max(len(x), 1), **context), []

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, cast
 from ..compose import Compose, compose
 from ..core.execution import put, select
 from ..core.term import Term
+from ..core.types import Value
 from ..primitives import identity
 from ..wrappers import named
 
@@ -22,7 +23,7 @@ __all__ = [
     "ended", "joined", "line", "reformed", "unnamed", "windowed", "with_parts",
 ]  # fmt: skip
 
-Tree = Mapping[str, Any]
+Tree = Mapping[str, Value]
 
 
 class Stage(NamedTuple):
@@ -133,7 +134,7 @@ def with_parts(form: Term, parts: Sequence[Term]) -> Term:
     """A form of the same kind with other parts, in the order of `form.parts`."""
     rest = iter(parts)
 
-    def one(value: Any) -> Any:
+    def one(value: Value) -> Any:
         if any(value is part for part in form.parts):
             return next(rest)
         return tuple(map(one, value)) if isinstance(value, tuple) else value
