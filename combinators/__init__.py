@@ -21,7 +21,8 @@ from .activations import gelu, gelu_tanh, relu, relu_squared, sigmoid, silu
 from .aggregate import aggregate, largest, weighted_sum
 from .algebra.check import check
 from .algebra.cost import Cost, Machine, cost
-from .algebra.derive import Derivation, derive, simplify
+from .algebra.derivation import Derivation
+from .algebra.derive import derive, simplify
 from .algebra.equal import equal
 from .algebra.surgery import carry, diff, replace, select
 from .algebra.verdict import Verdict

@@ -7,7 +7,7 @@ import heapq
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -25,8 +25,8 @@ from ..core.types import Params, Value
 from ..laws import LAWS
 from ..laws import law as law_called
 from ..rules.law import Law
-from . import show
 from .cost import CPU, Cost, Machine, cost
+from .derivation import Derivation, Step
 from .rewrite import Direction, Program, Refused, Rewrite, applied, directions, rewrites
 
 __all__ = ["Derivation", "Step", "derive", "simplify"]
@@ -36,59 +36,6 @@ EXPANSIONS = 200
 
 DETOUR = 12
 """Words that a term on the way may have beyond those of the longer end of the chain."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """One equation of a chain: by `law`, at `path`, `before` = `after`, in the whole `term`.
-
-    `cost` is that of the whole term; `error` the largest difference from the first term's output
-    on the sample, None without a sample.
-    """
-
-    law: str
-    statement: str
-    path: str
-    before: Term
-    after: Term
-    term: Term
-    cost: Cost
-    error: float | None = None
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Derivation:
-    """A chain of equations: it unpacks as (term, params), and prints every step.
-
-    `markdown()`, `latex()` and, in a notebook, its display show the chain too. `refused` are the
-    places where a law almost applied, with the condition that failed.
-    """
-
-    first: Term
-    cost: Cost
-    steps: tuple[Step, ...]
-    term: Term
-    params: Mapping[str, Value]
-    refused: tuple[str, ...] = ()
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.term, self.params))
-
-    def __str__(self) -> str:
-        return show.text(self)
-
-    __repr__ = __str__
-
-    def markdown(self) -> str:
-        """The chain as a table in Markdown."""
-        return show.markdown(self)
-
-    def latex(self) -> str:
-        """The chain as aligned equations in LaTeX."""
-        return show.latex(self)
-
-    def _repr_html_(self) -> str:
-        return show.html_table(self)
 
 
 def simplify(

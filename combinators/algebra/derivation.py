@@ -1,20 +1,74 @@
-"""Derivations as text, Markdown, HTML and LaTeX."""
+"""A derivation: a chain of equations, and its text in the terminal, Markdown, HTML and LaTeX."""
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import re
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from ..core.printing import equation, indented
+from ..core.term import Term
+from ..core.types import Value
 from ..describe import rounded
 from .cost import Cost, time
 
-if TYPE_CHECKING:
-    from .derive import Derivation, Step
+__all__ = ["Derivation", "Step"]
 
-__all__ = ["html_table", "latex", "markdown", "text"]
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One equation of a chain: by `law`, at `path`, `before` = `after`, in the whole `term`.
+
+    `cost` is that of the whole term; `error` the largest difference from the first term's output
+    on the sample, None without a sample.
+    """
+
+    law: str
+    statement: str
+    path: str
+    before: Term
+    after: Term
+    term: Term
+    cost: Cost
+    error: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Derivation:
+    """A chain of equations: it unpacks as (term, params), and prints every step.
+
+    `markdown()`, `latex()` and, in a notebook, its display show the chain too. `refused` are the
+    places where a law almost applied, with the condition that failed.
+    """
+
+    first: Term
+    cost: Cost
+    steps: tuple[Step, ...]
+    term: Term
+    params: Mapping[str, Value]
+    refused: tuple[str, ...] = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.term, self.params))
+
+    def __str__(self) -> str:
+        return text(self)
+
+    __repr__ = __str__
+
+    def markdown(self) -> str:
+        """The chain as a table in Markdown."""
+        return markdown(self)
+
+    def latex(self) -> str:
+        """The chain as aligned equations in LaTeX."""
+        return latex(self)
+
+    def _repr_html_(self) -> str:
+        return html_table(self)
+
 
 MEASURES = ("FLOPs", "bytes", "products", "time")
 
