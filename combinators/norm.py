@@ -13,8 +13,8 @@ from jaxtyping import Float
 from .core.arguments import boolean, floats, is_number
 from .core.context import Context
 from .core.errors import CompositionError
-from .core.kinds import Kind, told
-from .core.leaf import Leaf
+from .core.kinds import told
+from .core.leaf import SameShape
 from .core.parameter import Initializer, Parameter
 from .core.term import form
 from .wrappers import sums
@@ -26,7 +26,7 @@ def vector(init: Initializer, x: Array) -> Parameter:
     return Parameter(x.shape[-1:], init, ("out",))
 
 
-class Norm(Leaf):
+class Norm(SameShape):
     """A leaf that keeps the shape of an array."""
 
     rowwise = True
@@ -42,10 +42,6 @@ class Norm(Leaf):
                 f"eps of {self.name} is a small number, 0 <= eps < 1, not {told(self.eps)}; the "
                 "width is that of x"
             )
-
-    def flow(self, kind: Kind) -> Kind:
-        super().flow(kind)
-        return kind
 
 
 @form

@@ -16,8 +16,7 @@ from .core.arguments import at_least, floats, one_sequence, positive
 from .core.context import Context
 from .core.dtypes import widened
 from .core.errors import CompositionError
-from .core.kinds import Kind
-from .core.leaf import Leaf
+from .core.leaf import SameShape
 from .core.marks import Range, rows_at
 from .core.parameter import Parameter
 from .core.term import form
@@ -30,7 +29,7 @@ __all__ = [
 
 
 @form
-class position_embed(Leaf):
+class position_embed(SameShape):
     """`position_embed(n)` adds a learned vector for each of n positions: (T, d) -> (T, d).
 
     Raises CompositionError for a position past the table; inside jit a traced position past it
@@ -49,10 +48,6 @@ class position_embed(Leaf):
         super().__post_init__()
         at_least(1, self, length=self.length)
 
-    def flow(self, kind: Kind) -> Kind:
-        super().flow(kind)
-        return kind
-
     def parameters(self, x: Float[Array, "T d"]) -> dict[str, Parameter]:
         floats(self, x)
         one_sequence("position_embed", x)
@@ -67,7 +62,7 @@ class position_embed(Leaf):
 
 
 @form
-class sinusoidal(Leaf):
+class sinusoidal(SameShape):
     """Adds waves of position, sines then cosines: (T, d) -> (T, d) (Vaswani et al. 2017).
 
     Wave i of d/2 has the angle position / base^(2i/d).
@@ -85,10 +80,6 @@ class sinusoidal(Leaf):
     def __post_init__(self):
         super().__post_init__()
         positive("base of sinusoidal", self.base)
-
-    def flow(self, kind: Kind) -> Kind:
-        super().flow(kind)
-        return kind
 
     def apply(
         self, params: Mapping[str, Array], x: Float[Array, "T d"], context: Context
@@ -144,7 +135,7 @@ JOINED: dict[Callable[[Array], tuple[Array, Array]], Callable[[Array, Array], Ar
 
 
 @form
-class rotary(Leaf):
+class rotary(SameShape):
     """Turns pairs of numbers by an angle proportional to position: (T, d) -> (T, d).
 
     (a, b) becomes (a cos θ - b sin θ, a sin θ + b cos θ) with θ = position · base^(-2i/d), so the
@@ -170,10 +161,6 @@ class rotary(Leaf):
         positive("base of rotary", self.base)
         if self.pairs not in JOINED:
             raise CompositionError(f"pairs is half_split or interleaved, not {self.pairs!r}")
-
-    def flow(self, kind: Kind) -> Kind:
-        super().flow(kind)
-        return kind
 
     def apply(
         self, params: Mapping[str, Array], x: Float[Array, "T d"], context: Context

@@ -21,7 +21,7 @@ from .core.context import Context
 from .core.dtypes import widened
 from .core.errors import CompositionError
 from .core.kinds import Kind, Width, mistaken
-from .core.leaf import Leaf
+from .core.leaf import Leaf, SameShape
 from .core.records import Scores, Weights, both
 from .core.term import form
 from .core.types import Table, Visible
@@ -29,7 +29,7 @@ from .core.types import Table, Visible
 __all__ = ["RowNormalizer", "Streaming", "log_sum_exp", "row_sum", "softmax"]
 
 
-class RowNormalizer(Leaf):
+class RowNormalizer(SameShape):
     """A normalizer whose weights depend on the whole row. On an array it acts on the last axis.
 
     `weights(score, visible)` gives the weights of a table, (T, S); `visible` may be None. What
@@ -51,8 +51,7 @@ class RowNormalizer(Leaf):
     def flow(self, kind: Kind) -> Kind:
         if isinstance(kind, (Scores, Weights)):
             raise CompositionError(f"{self!r} acts on arrays; on scores write normalize({self!r})")
-        super().flow(kind)
-        return kind
+        return super().flow(kind)
 
     def apply(
         self, params: Mapping[str, Array], x: Float[Array, "*T S"], context: Context

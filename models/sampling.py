@@ -20,17 +20,18 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
-from ..combinators import CompositionError, ContextError, Leaf, pointwise, read
+from ..combinators import CompositionError, ContextError, pointwise, read
 from ..combinators.core.arguments import at_least, is_number
 from ..combinators.core.context import Context
 from ..combinators.core.dtypes import widened
+from ..combinators.core.leaf import SameShape
 from ..combinators.core.source import documented
 from ..combinators.core.term import form
 
 __all__ = ["greedy", "keep_top_k", "keep_top_p", "log_probability"]
 
 
-class Choice(Leaf):
+class Choice(SameShape):
     """Logits (…, V) to logits (…, V), each row by itself."""
 
     rowwise = True
@@ -38,10 +39,6 @@ class Choice(Leaf):
     @property
     def reads(self) -> frozenset[str]:
         return frozenset(field.label for field in self.fields if isinstance(field, read))
-
-    def flow(self, kind: Any) -> Any:
-        super().flow(kind)
-        return kind
 
 
 def number_in(context: Context, number: Any, check: Callable[[Any], None]) -> Any:

@@ -25,7 +25,7 @@ from .source import file_line
 from .term import In, Out, Term
 from .types import Params, Table, Value
 
-__all__ = ["Leaf", "Stage"]
+__all__ = ["Leaf", "SameShape", "Stage"]
 
 
 class Leaf(Term[In, Out]):
@@ -66,6 +66,14 @@ class Leaf(Term[In, Out]):
 
     def wire(self, run: Run, x: Value, context: Context) -> Value:
         return run.leaf(self, x, context)
+
+
+class SameShape(Leaf):
+    """A leaf that gives an array of the shape that it takes."""
+
+    def flow(self, kind: Kind) -> Kind:
+        super().flow(kind)
+        return kind
 
 
 class Stage(Leaf[Scores, Scores]):
