@@ -39,7 +39,8 @@ from .core.marks import Marks, Range, Rows
 from .core.parameter import Parameter
 from .core.records import Entries, Scores, Weights
 from .core.term import Term
-from .describe import Description, describe
+from .describe import describe
+from .description import Description
 from .dropout import dropout
 from .embed import embed, tied
 from .heads import copies, heads, total

@@ -6,7 +6,8 @@ import dataclasses
 
 from ..core.term import Term
 from ..core.types import Value
-from ..describe import Row, describe, rounded
+from ..describe import describe
+from ..description import Row, rounded
 
 __all__ = ["CPU", "Cost", "Machine", "cost"]
 

@@ -11,7 +11,7 @@ from typing import Any
 from ..core.printing import equation, indented
 from ..core.term import Term
 from ..core.types import Value
-from ..describe import rounded
+from ..description import rounded
 from .cost import Cost, time
 
 __all__ = ["Derivation", "Step"]
