@@ -172,7 +172,7 @@ class bias(Stage):
         return score + as_scores(added, score)
 
     def added(self, operands: PyTree[Array], query: Rows, key: Rows) -> ArrayLike:
-        """What a function of marks adds to the scores of a tile."""
+        """The numbers that a function of marks adds to the scores of a tile."""
         if isinstance(self.what, Bias):
             return self.what.tile(operands, Marks(query, key))
         return answered(self, self.what(query, key))

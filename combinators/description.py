@@ -51,7 +51,7 @@ def rounded(number: float) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """What `describe` gives: rows of stages and their total. Prints as a table."""
+    """The result of `describe`: rows of stages and their total. Prints as a table."""
 
     rows: tuple[Row, ...]
 

@@ -102,7 +102,7 @@ class Streaming(RowNormalizer):
         raise NotImplementedError(f"{type(self).__name__} does not define rescale")
 
     def divisor(self, total: Float[Array, "t"]) -> Float[Array, "t"]:
-        """What the row's weights are divided by in the end: 1 where they are all 0."""
+        """The divisor of the row's weights: 1 where they are all 0."""
         return jnp.where(total == 0, 1, total)
 
     def weights(self, score: Table, visible: Visible, *args: Any, **params: Any) -> Table:

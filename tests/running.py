@@ -1,6 +1,6 @@
 """A process that trains runs and is killed, asked line by line:
 
-    FOLDER 3 0.05   a child goes on with a run, and is killed so many seconds after its third report
+    FOLDER 3 0.05   a child goes on with a run, and is killed 0.05 s after its third report
     FOLDER 0 0      a child goes on with a run to its end
 
 Each line is answered by one with the exit code. Children are forked before JAX has threads.

@@ -93,7 +93,7 @@ SCANNED = {
 
 @pytest.mark.parametrize("name", SCANNED)
 def test_second_derivatives_in_a_scan_of_layers(name):
-    """Reverse over reverse is forward over forward; a rule of one's own was lost in the scan."""
+    """Reverse over reverse is forward over forward; a `custom_jvp` was lost in the scan."""
     how, function = SCANNED[name]
     layer = compose(aggregate(), normalize(how), mask(causal), score(function), project(4))
     term = repeat(2, layer)

@@ -90,7 +90,7 @@ class lonely(Leaf):
 
 
 class Held(NamedTuple):
-    """A tuple of one's own, of which a term leaves the numbers as they are."""
+    """A subclass of tuple: a term keeps the numbers in it as they are."""
 
     number: Any
 

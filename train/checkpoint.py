@@ -40,7 +40,7 @@ DAMAGES = (
 
 
 class Mismatch(ValueError):
-    """What was saved is whole, and belongs to something else."""
+    """Raised for a whole save that belongs to another model or run."""
 
 
 def save(folder: Path, params: Any, words: dict[str, Any]) -> Path:

@@ -17,7 +17,7 @@ __all__ = ["Group", "groups"]
 
 
 class Group(NamedTuple):
-    """The batches of so many `steps`, the first of them step `first`.
+    """The batches of `steps` steps, from step `first` on.
 
     `rows` holds them on a first axis that always has the same size: `taken` says which rows are
     steps, and the last batch fills the rest.

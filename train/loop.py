@@ -39,7 +39,7 @@ SETTLED = "since held-out data got no better"
 
 
 class History(NamedTuple):
-    """What happened in a run.
+    """The course of a run.
 
     `loss` has the loss of every step, `skipped` the numbers of those skipped, `held_out` pairs of
     a number of steps and the score after them. `reason` says in words why the run ended before its
@@ -59,7 +59,7 @@ class History(NamedTuple):
 
 
 def patience(evaluations: int, best: Callable[[Sequence[float]], float] = min) -> Stop:
-    """End a run once so many evaluations in a row were no better than the best before them.
+    """End a run after `evaluations` in a row that did not improve on the best.
 
     `best` is `min` for losses and `max` for accuracies; a NaN is no better than anything.
     Raises ValueError for fewer than one evaluation.

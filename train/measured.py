@@ -1,4 +1,4 @@
-"""What the defaults of each task reach: the score of one run with seed 0, its unit, and the seconds
+"""Results of each task's defaults: the score of one run with seed 0, its unit, and the seconds
 of processor time of the whole command, compiling and evaluations included."""
 
 from __future__ import annotations

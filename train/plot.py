@@ -108,7 +108,7 @@ def lines(rows: Sequence[Mapping[str, Any]], x: str, y: str, by: str, unit: str)
 def panels(
     name: str, task: Task, params: Params, history: History, measured: Mapping[str, float]
 ) -> list[Panel]:
-    """What the picture of a run shows: its loss, its scores, and what there is to see of a task."""
+    """The contents of a run's picture: its loss, its scores, and a view of the task."""
     bits = task.unit.startswith("bits")
     rivals = {name: value for name, value in measured.items() if name != "this model"}
     size, unit, levels = (math.log(2), "bits", rivals) if bits else (1.0, "nats", {})

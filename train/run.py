@@ -208,7 +208,7 @@ def losses(first: int, loss: Iterable[Any], skipped: Iterable[Any]) -> Iterator[
 
 
 def history(folder: Path) -> History:
-    """What the metrics of a run tell: each step's loss, which were skipped, and the scores."""
+    """The metrics of a run: each step's loss, the skipped steps, and the scores."""
     held = rows(folder)
     steps = [line for line in held if "loss" in line]
     return History(
@@ -221,7 +221,7 @@ def history(folder: Path) -> History:
 
 
 def rows(folder: Path, steps: float = math.inf) -> list[dict[str, Any]]:
-    """The lines of the metrics on the first so many steps.
+    """The lines of the metrics on the first `steps` steps.
 
     A killed writer may have left half a line at the end, and it is left out. Raises ValueError for
     a file of something else.

@@ -57,7 +57,7 @@ class State(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What a step reports: its mean loss, over how many targets, and whether it was skipped."""
+    """The report of a step: its mean loss, the number of targets, and whether it was skipped."""
 
     loss: Array | np.ndarray
     targets: Array | np.ndarray
@@ -134,7 +134,7 @@ def step(
 
 
 def counted(given: Any) -> tuple[ArrayLike, ArrayLike]:
-    """What a loss gives, once it is sure that it is a sum and a count."""
+    """The result of a loss, checked to be a sum and a count."""
 
     def number(part: Any) -> bool:
         return numeric(part) and not np.shape(part) and not jnp.iscomplexobj(part)

@@ -109,7 +109,7 @@ Sides = Callable[[Value], tuple[Value, Value]]
 
 
 def instances(law: Law, program: Program) -> Iterator[tuple[str, Sides]]:
-    """What a law says of a program: two functions of x, with a text."""
+    """The instances of a law in a program: a text, and a function of x that gives both sides."""
     term, params, _, context = program
     if both := law.sides:
         yield equation(term), lambda x: both(term, params, x, **context)
@@ -158,7 +158,7 @@ def of_pair(
 def of_term(
     term: Term, params: Params, x: Value, context: Mapping[str, Value]
 ) -> Iterator[Finding]:
-    """What every term promises."""
+    """The findings on the promises that every term makes."""
     y = term(params, x, **context)
     run = partial(term, params, **context)
     tries: dict[str, Callable[[], Any]] = {

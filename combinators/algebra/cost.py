@@ -1,4 +1,4 @@
-"""What a term costs: FLOPs, bytes moved, matrix products, and the time of a roofline."""
+"""The cost of a term: FLOPs, bytes moved, matrix products, and the time of a roofline."""
 
 from __future__ import annotations
 

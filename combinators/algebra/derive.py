@@ -99,7 +99,7 @@ def derive(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sight:
-    """What a plan sees beside a term: shapes, and prices on a machine."""
+    """The shapes and prices, on a machine, that a plan reads beside a term."""
 
     x: Value
     context: Mapping[str, Value]
@@ -112,7 +112,7 @@ class Sight:
         return cost(term, self.x, self.machine, **self.context)
 
     def worth(self, term: Term) -> tuple[float, int]:
-        """What `simplify` makes smaller: seconds, to nine digits; then parameters and words."""
+        """The measure that `simplify` lowers: seconds to nine digits, then parameters and words."""
         declared = declare(term, self.x, self.context)[0]
         count = sum(math.prod(parameter.shape) for _, parameter in walk(declared))
         return float(f"{self.price(term).seconds:.9g}"), count + words(term).total()

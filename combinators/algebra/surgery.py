@@ -40,7 +40,7 @@ class Match(NamedTuple):
 
 
 def fits(pattern: Pattern) -> Callable[[str, Term], bool]:
-    """What a pattern asks of a part and its path, for one walk from the outermost part inwards."""
+    """The test of a pattern on a path and its part, for one walk from the outermost inwards."""
     if isinstance(pattern, Term):
         return lambda path, term: term == pattern
     if isinstance(pattern, str):

@@ -43,7 +43,7 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What was found about a subject: true unless something failed; prints line by line."""
+    """The findings about a subject: true unless one failed; prints line by line."""
 
     subject: str
     findings: tuple[Finding, ...]

@@ -40,7 +40,7 @@ def check_input(x: Value) -> None:
 
 
 def check_numbers(what: str, x: Value) -> None:
-    """What takes a known number of rows."""
+    """Raise CompositionError for an x whose length is a symbol."""
     if any(symbolic(jnp.shape(leaf)) for leaf in jax.tree.leaves(x)):
         raise CompositionError(
             f"{what} takes a known number of rows, and gets {show(spec(x))}, whose length is a "

@@ -28,7 +28,7 @@ class Width:
 
 
 Kind: TypeAlias = Width | Entries | Scores | Weights | tuple | None
-"""What is known of a value before the term runs; a tuple holds kinds. See `Width`."""
+"""The facts about a value that are known before the term runs; a tuple holds kinds. See `Width`."""
 
 
 def spec(value: Value) -> Value:

@@ -26,7 +26,7 @@ Answer = TypeVar("Answer")
 
 
 def answered(what: object, answer: Answer | None) -> Answer:
-    """What a function of marks gives; raises CompositionError for None."""
+    """The result of a function of marks; raises CompositionError for None."""
     if answer is None:
         raise CompositionError(f"{what!r} gives None: its function lacks a return")
     return answer

@@ -11,13 +11,13 @@ from jaxtyping import Bool, Float, PyTree
 __all__ = ["Axes", "Outputs", "Params", "Table", "Value", "Visible"]
 
 Value: TypeAlias = PyTree
-"""What flows between stages, or stands in the context: an array, a record, or a tree of arrays."""
+"""A value between stages, or in the context: an array, a record, or a tree of arrays."""
 
 Params: TypeAlias = Mapping[str, PyTree]
 """Parameters: under each name an array, or the parameters of a part."""
 
 Outputs: TypeAlias = dict[str, PyTree]
-"""What an execution gives beside the value, in a tree named like the parameters."""
+"""The outputs of an execution beside the value, in a tree named like the parameters."""
 
 Axes: TypeAlias = PyTree
 """The axes that `jax.vmap` maps: an integer for each array or subtree, None for one kept whole."""

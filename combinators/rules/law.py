@@ -159,7 +159,7 @@ def renamed(like: Term, stage: Stage) -> Stage:
 
 
 Answer = Callable[[], Iterable[Stage]] | str | None
-"""What a rule says of a window: the stages it becomes, the condition that fails, or nothing."""
+"""The answer of a rule to a window: the new stages, the condition that fails, or nothing."""
 
 
 def windowed(rule: Callable[..., Answer]) -> Rule:
@@ -187,7 +187,7 @@ def windowed(rule: Callable[..., Answer]) -> Rule:
 
 
 def answered(answer: Answer, start: int, window: Line) -> Iterator[Change | Refusal]:
-    """What a rule says of a window that begins at `start`."""
+    """The answer of a rule to the window that begins at `start`."""
     if isinstance(answer, str):
         yield Refusal(start, answer)
     elif answer:

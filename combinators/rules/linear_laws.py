@@ -180,7 +180,7 @@ def several(term: Term) -> str | None:
 
 
 def fold_gain(norm: Stage, reader: Stage) -> Answer:
-    """What a norm has learned goes into the linear map that follows."""
+    """The gain and the bias of a norm go into the linear map that follows."""
     if not isinstance(norm.term, Norm) or not norm.term.gain:
         return None
     if not isinstance(reader.term, linear):

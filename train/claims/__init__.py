@@ -1,4 +1,4 @@
-"""What papers claim, as runs: each a function that trains a few models and gives a table.
+"""Claims of papers, as runs: each a function that trains a few models and gives a table.
 
     finding = CLAIMS["depth"](seed=0, steps=700)
     finding.rows, finding.panel

@@ -1,4 +1,4 @@
-"""What the weights of attention are while a model learns: far from the identity, and sharp."""
+"""The weights of attention while a model learns: far from the identity, and sharp."""
 
 from __future__ import annotations
 

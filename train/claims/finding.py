@@ -1,4 +1,4 @@
-"""What a claim comes to: a table, and a picture of it."""
+"""The result of a claim: a table, and a picture of it."""
 
 from __future__ import annotations
 

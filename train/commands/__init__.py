@@ -1,1 +1,1 @@
-"""What the command `combinax` can do, a file for each family of its subcommands."""
+"""The subcommands of `combinax`, a file for each family."""

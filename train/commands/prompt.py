@@ -1,4 +1,4 @@
-"""What a model of text begins with, and what its tokens stand for, by the words saved with it."""
+"""The first token of a model of text, and the texts of its tokens, by the words saved with it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["opening", "term_of", "written"]
 
 
 def written(words: Mapping[str, Any], prompt: str | None) -> tuple[Text | BytePairs, str]:
-    """What the tokens of a model stand for, and what it begins with."""
+    """The texts of a model's tokens, and the one that it begins with."""
     if "tokenizer" in words:
         return BytePairs(words["tokenizer"]), "\n" if prompt is None else prompt
     vocabulary = words["vocabulary"]
@@ -25,7 +25,7 @@ def written(words: Mapping[str, Any], prompt: str | None) -> tuple[Text | BytePa
 
 
 def opening(vocabulary: str) -> str:
-    """What a text begins after: a line break, or a space, or the first character that it has."""
+    """The character that a text begins after: a line break, a space, or the first that it has."""
     return next(c for c in ("\n", " ", vocabulary[0]) if c in vocabulary)
 
 

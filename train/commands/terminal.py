@@ -1,4 +1,4 @@
-"""What all subcommands share: consoles, options, and how input that cannot be used is refused."""
+"""Consoles, options and refusals of unusable input, which all subcommands share."""
 
 from __future__ import annotations
 

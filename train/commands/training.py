@@ -182,7 +182,7 @@ def ended(folder: Path, task: Task, json: bool) -> None:
 
 
 def write(task: Task, params: Params) -> None:
-    """What a model of text writes, from the beginning that its vocabulary has."""
+    """A sample of a model of text, from a beginning in its vocabulary."""
     text, prompt = written(task.words, None)
     length = task.words["length"]
     drawn = sample(task.term, params, text.encode(prompt), length, jax.random.key(0))

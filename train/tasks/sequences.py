@@ -44,7 +44,7 @@ def written(
     answer: Callable[[np.ndarray], np.ndarray], seed: int, steps: int, batch: int, layers: int,
     width: int, heads: int, length: int, kinds: int, rate: float,
 ) -> Task:  # fmt: skip
-    """A decoder is shown a sequence of so many kinds of tokens, and writes the answer."""
+    """A decoder reads a sequence over a vocabulary of `kinds` tokens, and writes the answer."""
     term = gpt(kinds + 1, width, 2 * length, decoder(layers, width, heads, 4 * width))
     draw = partial(sequences.rewritten, answer=answer, length=length, kinds=kinds)
     return answered(term, draw, seed, batch, by_muon(rate, steps), steps=steps, reference=99.0)

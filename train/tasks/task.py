@@ -1,4 +1,4 @@
-"""What there is to train: a small frozen record of data and pure functions."""
+"""A task: a small frozen record of data and pure functions."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ __all__ = ["byte_pairs", "language", "masked", "sample", "text"]
 
 
 def language(kinds: int, width: int, layers: int = 2, heads: int = 4) -> Term:
-    """Blocks that read tokens of so many kinds: (T,) -> (T, kinds).
+    """Blocks that read a vocabulary of `kinds` tokens: (T,) -> (T, kinds).
 
     >>> language(50, 16).embed
     embed(50, 16)
