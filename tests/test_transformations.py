@@ -260,8 +260,8 @@ DIFFERENCES = {1: (1, -8, 0, 8, -1), 2: (-1, 16, -30, 16, -1)}
 @pytest.mark.parametrize(("kind", "name"), chosen(3, *DERIVATIVES))
 def test_derivatives_are_limits_of_differences(kind: str, name: str):
     order, derivative = DERIVATIVES[kind]
+    this = copy.copy(case(name))  # which others share, so it is not made in float64
     with jax.enable_x64(True):
-        this = copy.copy(case(name))
         wide = lambda leaf: leaf.astype(float) if is_float(leaf) else leaf  # noqa: E731
         this.params, this.x, this.context = jax.tree.map(wide, this.arguments)
         h = 1e-4
